@@ -1,0 +1,115 @@
+"""What a person sees: bars on a terminal, plain lines elsewhere, results on standard output.
+
+Everything that is not a result goes to standard error, so that output can be piped. Decides nothing.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console as RichConsole
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from dlo_cache.progress import ProgressEvent
+
+QUIET_SECONDS = 5.0
+VERBS = {"hash": "Hashing", "read": "Reading", "build": "Building", "verify": "Verifying", "publish": "Publishing"}
+
+
+def human_bytes(count: int) -> str:
+    """Bytes for people, in powers of 1024: ``8.1 MiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+class Console:
+    """One command's output. A context manager, so that bars are gone before an error is printed."""
+
+    def __init__(self) -> None:
+        self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._bars: Progress | None = None
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._said: dict[tuple[str, str], float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Take all bars off the screen."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+        self._tasks.clear()
+        self._said.clear()
+
+    def result(self, text: str) -> None:
+        """One line of result, on standard output."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def step(self, topic: str, text: str) -> None:
+        """One line about what happened: a topic of one word, then the words."""
+        self._rich.print(f"{topic:<10} {text}", markup=False)
+
+    def progress(self, event: ProgressEvent) -> None:
+        """The callback that long jobs report to; ``done`` and ``total`` in bytes."""
+        if self._rich.is_terminal:
+            self._draw(event, DownloadColumn(), TransferSpeedColumn())
+        else:
+            self._say(event, human_bytes)
+
+    def counted(self, subject: str, done: int, total: int) -> None:
+        """The same for jobs that count things rather than bytes."""
+        event = ProgressEvent(phase="build", subject=subject, done=done, total=total)
+        if self._rich.is_terminal:
+            self._draw(event, MofNCompleteColumn())
+        else:
+            self._say(event, str)
+
+    def _draw(self, event: ProgressEvent, *columns: DownloadColumn | MofNCompleteColumn | TransferSpeedColumn) -> None:
+        if self._bars is None:
+            self._bars = Progress(
+                TextColumn("{task.description:<34}"),
+                BarColumn(),
+                *columns,
+                TimeRemainingColumn(),
+                console=self._rich,
+                transient=True,
+            )
+            self._bars.start()
+        key = (event.phase, event.subject)
+        if key not in self._tasks:
+            label = f"{VERBS.get(event.phase, event.phase)} {event.subject}"
+            self._tasks[key] = self._bars.add_task(label, total=event.total)
+        self._bars.update(self._tasks[key], completed=event.done, total=event.total)
+
+    def _say(self, event: ProgressEvent, unit: Callable[[int], str]) -> None:
+        key = (event.phase, event.subject)
+        now = time.monotonic()
+        if event.done >= event.total or now - self._said.get(key, now) >= QUIET_SECONDS:
+            self._said[key] = now
+            if event.done < event.total:
+                verb = VERBS.get(event.phase, event.phase)
+                self.step(verb, f"{event.subject}: {unit(event.done)} of {unit(event.total)}")
+        else:
+            self._said.setdefault(key, now)

@@ -1,0 +1,1 @@
+"""What every process shares to be observed: log setup. Knows no other package of ours."""
