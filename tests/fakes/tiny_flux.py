@@ -81,13 +81,11 @@ def make_tiny_flux(
     seed: int = 0,
     guidance_embeds: bool = False,
     max_shard_bytes: int | None = None,
-    fp32_islands: bool = False,
 ) -> Path:
     """Writes the pipeline into `folder` (made if absent) and returns it.
 
     `dtype`: "float32", "bfloat16" or "float16", for all components. `max_shard_bytes` splits the
-    transformer's weights into shards with an index. `fp32_islands` leaves the norms inside the transformer's
-    blocks in float32, as checkpoints with protected parts do.
+    transformer's weights into shards with an index.
     """
     import torch
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
@@ -101,8 +99,9 @@ def make_tiny_flux(
         max_position_embeddings=CLIP_LENGTH, bos_token_id=eos - 1, eos_token_id=eos, pad_token_id=eos,
     )  # fmt: skip
     t5_config = T5Config(
-        vocab_size=len(t5_tokenizer), d_model=TEXT_WIDTH, d_kv=16, d_ff=2 * TEXT_WIDTH, num_layers=2, num_heads=2,
-        feed_forward_proj="gated-gelu", dropout_rate=0.0, tie_word_embeddings=False, is_encoder_decoder=False,
+        vocab_size=len(t5_tokenizer), d_model=TEXT_WIDTH, d_kv=16, d_ff=2 * TEXT_WIDTH, num_layers=2,
+        num_heads=2, feed_forward_proj="gated-gelu", dropout_rate=0.0, tie_word_embeddings=False,
+        is_encoder_decoder=False,
     )  # fmt: skip
     config = transformer_config(
         double_blocks=double_blocks, single_blocks=single_blocks, guidance_embeds=guidance_embeds
@@ -126,10 +125,6 @@ def make_tiny_flux(
         for name, part in parts.items():
             _randomize(part, generator, 0.2 if name == "vae" else 0.12)
             part.to(torch_dtype).eval()
-        if fp32_islands:
-            for name, module in parts["transformer"].named_modules():
-                if "blocks." in name and name.rsplit(".", 1)[-1] in ("norm_q", "norm_k"):
-                    module.to(torch.float32)
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=1.0),
             tokenizer=clip_tokenizer,

@@ -1,33 +1,19 @@
-"""The engine's configuration: one frozen value, its command-line flags, and the combinations refused up front.
+"""The engine's configuration: one frozen value and the combinations refused up front.
 
-Must not read the environment, open files or import torch. Flags behind a lone `--` on the command line are what
-a manifest's `engine.extraArgs` said: only those of `EXTRA_FLAGS` are accepted there (`check_extra_args`), and
-they win over the flags before the `--`.
+Must not read the environment, open files or import torch. The command-line flags are in `flags.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 from dlo_engine.errors import InvalidConfiguration
 
-EXTRA_FLAGS: tuple[str, ...] = (
-    "--default-size",
-    "--default-steps",
-    "--default-guidance",
-    "--max-sequence-length",
-    "--slots",
-    "--threads",
-)
-"""The only flags a manifest's `engine.extraArgs` may set."""
-
 MAX_STEPS = 1000
+MAX_GUIDANCE = 100
 MIN_SLOTS, MAX_SLOTS = 2, 4
 
 Backing = Literal[
@@ -83,61 +69,93 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse what can never work, saying what to change. Raises InvalidConfiguration."""
-        for name in ("tensor", "data", "ulysses"):
-            if getattr(self, name) < 1:
-                _refuse(f"--{name} is {getattr(self, name)}", "use a degree of at least 1")
-        if self.ulysses > 1:
-            _refuse(f"--ulysses is {self.ulysses}", "this engine has no Ulysses parallelism yet: use 1")
-        self._check_offload()
-        self._check_serving()
+        for refused, what, todo in (*_topology_rules(self), *_offload_rules(self), *_serving_rules(self)):
+            if refused:
+                raise InvalidConfiguration(what, hint=todo)
 
-    def _check_offload(self) -> None:
-        if not MIN_SLOTS <= self.slots <= MAX_SLOTS:
-            _refuse(f"--slots is {self.slots}", f"use {MIN_SLOTS} to {MAX_SLOTS}")
-        if self.mode == "None":
-            if self.transfer == "AllGather":
-                _refuse("--mode None has no transfer", "leave out --transfer AllGather, or stream the blocks")
-            if self.resident_layers != 0:
-                _refuse("--mode None keeps every layer on the device", "leave out --resident-layers")
-            if self.registration == "Required":
-                _refuse("--mode None registers nothing", "use --registration Auto or Off")
-        if self.transfer == "AllGather" and self.data * self.ulysses == 1:
-            _refuse("--transfer AllGather has no group to gather over", "use --data 2 or more, or RankLocal")
-        if self.registration == "Required" and self.device == "cpu":
-            _refuse("--registration Required needs a CUDA device", "use --registration Auto")
-        if self.registration == "Required" and self.cache_policy == "Disabled":
-            _refuse("--registration Required needs the cache", "use --cache-policy Required")
-        if self.registration_limit is not None and self.registration_limit < 1:
-            _refuse("--registration-limit is not positive", "use a number of bytes, or leave it out")
-        if self.resident_layers == "Auto":
-            if self.device_memory_budget is None:
-                _refuse("--resident-layers Auto has no budget", "add --device-memory-budget")
-        elif self.resident_layers < 0:
-            _refuse(f"--resident-layers is {self.resident_layers}", "use 0 or more, or Auto")
-        if self.device_memory_budget is not None and self.device_memory_budget < 1:
-            _refuse("--device-memory-budget is not positive", "use a number of bytes such as 20Gi")
-        if not self.components or len(set(self.components)) != len(self.components):
-            _refuse("--component is empty or named twice", "name each streamed component once")
 
-    def _check_serving(self) -> None:
-        if not self.model_name:
-            _refuse("--model-name is empty", "give the name that requests use")
-        if not 0 <= self.port <= 65535:
-            _refuse(f"--port is {self.port}", "use 0 (any free port) to 65535")
-        if self.max_queued_requests < 1:
-            _refuse(f"--max-queued-requests is {self.max_queued_requests}", "use 1 or more")
-        if not 0 <= self.drain_timeout_seconds < float("inf"):
-            _refuse(f"--drain-timeout-seconds is {self.drain_timeout_seconds}", "use 0 or more seconds")
-        if (self.default_width is None) != (self.default_height is None):
-            _refuse("a default size needs width and height", "use --default-size WxH")
-        for name in ("default_width", "default_height", "max_sequence_length", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                _refuse(f"{name} is {value}", "use 1 or more")
-        if self.default_steps is not None and not 1 <= self.default_steps <= MAX_STEPS:
-            _refuse(f"--default-steps is {self.default_steps}", f"use 1 to {MAX_STEPS}")
-        if self.default_guidance is not None and not 0 <= self.default_guidance <= 100:
-            _refuse(f"--default-guidance is {self.default_guidance}", "use 0 to 100")
+Rule = tuple[bool, str, str]
+"""Whether it is violated, what is wrong, what to do."""
+
+
+def _topology_rules(config: EngineConfig) -> Iterator[Rule]:
+    for name in ("tensor", "data", "ulysses"):
+        degree = getattr(config, name)
+        yield degree < 1, f"--{name} is {degree}", "use a degree of at least 1"
+    yield config.ulysses > 1, f"--ulysses is {config.ulysses}", "Ulysses is not built yet: use 1"
+    group = config.data * config.ulysses
+    yield (
+        config.transfer == "AllGather" and group == 1,
+        "--transfer AllGather has no group to gather over",
+        "use --data 2 or more, or --transfer RankLocal",
+    )
+
+
+def _offload_rules(config: EngineConfig) -> Iterator[Rule]:
+    layers, budget = config.resident_layers, config.device_memory_budget
+    resident, required = config.mode == "None", config.registration == "Required"
+    slots_ok = MIN_SLOTS <= config.slots <= MAX_SLOTS
+    yield not slots_ok, f"--slots is {config.slots}", f"use {MIN_SLOTS} to {MAX_SLOTS}"
+    yield (
+        resident and config.transfer == "AllGather",
+        "--mode None transfers nothing",
+        "leave out --transfer AllGather, or use --mode DistributedLayerwise",
+    )
+    yield resident and layers != 0, "--mode None keeps every layer", "leave out --resident-layers"
+    yield resident and required, "--mode None registers nothing", "use --registration Auto or Off"
+    yield (
+        required and config.device == "cpu",
+        "--registration Required needs a CUDA device",
+        "use --registration Auto",
+    )
+    yield (
+        required and config.cache_policy == "Disabled",
+        "--registration Required needs the cache",
+        "use --cache-policy Required, or --registration Auto",
+    )
+    limit = config.registration_limit
+    yield limit is not None and limit < 1, "--registration-limit is 0", "use a number of bytes"
+    yield (
+        layers == "Auto" and budget is None,
+        "--resident-layers Auto has no budget",
+        "add --device-memory-budget",
+    )
+    yield (
+        isinstance(layers, int) and layers < 0,
+        f"--resident-layers is {layers}",
+        "use 0 or more, or Auto",
+    )
+    yield budget is not None and budget < 1, "--device-memory-budget is 0", "use bytes, such as 20Gi"
+    once = len(set(config.components)) == len(config.components) > 0
+    yield not once, "--component is empty or named twice", "name each streamed component once"
+
+
+def _serving_rules(config: EngineConfig) -> Iterator[Rule]:
+    yield not config.model_name, "--model-name is empty", "give the name that requests use"
+    yield not 0 <= config.port <= 65535, f"--port is {config.port}", "use 0 (any free port) to 65535"
+    queued, drain = config.max_queued_requests, config.drain_timeout_seconds
+    yield queued < 1, f"--max-queued-requests is {queued}", "use 1 or more"
+    yield not 0 <= drain < float("inf"), f"--drain-timeout-seconds is {drain}", "use 0 or more seconds"
+    yield (
+        (config.default_width is None) != (config.default_height is None),
+        "a default size needs width and height",
+        "use --default-size WxH",
+    )
+    for name in ("default_width", "default_height", "max_sequence_length", "threads"):
+        value = getattr(config, name)
+        flag = "--" + name.replace("_", "-")
+        yield value is not None and value < 1, f"{flag} is {value}", "use 1 or more"
+    steps, guidance = config.default_steps, config.default_guidance
+    yield (
+        steps is not None and not 1 <= steps <= MAX_STEPS,
+        f"--default-steps is {steps}",
+        f"use 1 to {MAX_STEPS}",
+    )
+    yield (
+        guidance is not None and not 0 <= guidance <= MAX_GUIDANCE,
+        f"--default-guidance is {guidance}",
+        f"use 0 to {MAX_GUIDANCE}",
+    )
 
 
 def is_fallback(config: EngineConfig, backing: Backing) -> bool:
@@ -149,144 +167,3 @@ def is_fallback(config: EngineConfig, backing: Backing) -> bool:
     if config.registration == "Required":
         return backing != "RegisteredCache"
     return backing in ("MappedCheckpoint", "PrivateLoad")
-
-
-def check_extra_args(args: Sequence[str]) -> dict[str, Any]:
-    """The EngineConfig fields that a manifest's `engine.extraArgs` set.
-
-    Raises InvalidConfiguration (code ExtraArgRefused) naming the first argument outside `EXTRA_FLAGS`.
-    """
-    for arg in args:
-        flag = arg.split("=", 1)[0]
-        if flag.startswith("--") and flag not in EXTRA_FLAGS:
-            raise InvalidConfiguration(
-                f"extra argument {flag} is not allowed",
-                hint="allowed are " + ", ".join(EXTRA_FLAGS),
-                code="ExtraArgRefused",
-            )
-    parser = _Parser(prog="extraArgs", add_help=False, allow_abbrev=False, exit_on_error=False)
-    _add_extra_flags(parser)
-    try:
-        values = vars(parser.parse_args(list(args)))
-    except InvalidConfiguration as error:
-        raise InvalidConfiguration(
-            f"extra arguments are wrong: {error.message}",
-            hint="allowed are " + ", ".join(EXTRA_FLAGS),
-            code="ExtraArgRefused",
-        ) from error
-    return _fields(values)
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Every flag of `serve` that becomes a field of EngineConfig."""
-    model = parser.add_argument_group("model")
-    model.add_argument("--handover", type=Path, required=True, metavar="FILE",
-                       help="hand-over file that names this engine's cache entries")
-    model.add_argument("--model-name", required=True, metavar="NAME", help="name that requests use for the model")
-    model.add_argument("--component", action="append", dest="components", metavar="NAME",
-                       help="a streamed component; may be repeated (default: transformer)")
-    topology = parser.add_argument_group("topology")
-    topology.add_argument("--device", choices=("cpu", "cuda"), help="where the ranks compute (default: cuda)")
-    topology.add_argument("--tensor", type=int, metavar="N", help="tensor-parallel degree (default: 1)")
-    topology.add_argument("--data", type=int, metavar="N", help="data replicas in this engine (default: 1)")
-    topology.add_argument("--ulysses", type=int, metavar="N", help="sequence-parallel degree (default: 1)")
-    offload = parser.add_argument_group("offload")
-    offload.add_argument("--mode", choices=("None", "DistributedLayerwise"),
-                         help="stream the blocks, or keep all on the device (default: DistributedLayerwise)")
-    offload.add_argument("--transfer", choices=("RankLocal", "AllGather"),
-                         help="every rank copies whole blocks, or byte ranges that are gathered (default: RankLocal)")
-    offload.add_argument("--resident-layers", type=_count_or_auto, metavar="N|Auto",
-                         help="blocks kept on the device; Auto fills the budget (default: 0)")
-    offload.add_argument("--device-memory-budget", type=_bytes, metavar="BYTES",
-                         help="device memory for resident blocks and slots, such as 20Gi")
-    offload.add_argument("--registration", choices=("Auto", "Required", "Off"),
-                         help="register the mapped entries with CUDA (default: Auto)")
-    offload.add_argument("--registration-limit", type=_bytes, metavar="BYTES",
-                         help="most distinct entry bytes this engine registers, such as 64Gi")
-    cache = parser.add_argument_group("cache")
-    cache.add_argument("--cache-policy", choices=("Required", "Opportunistic", "Disabled"),
-                       help="what the manifest's cache.policy says (default: Required)")
-    cache.add_argument("--verify", choices=("Always", "OnPublish"),
-                       help="check every byte of the entries at start (default: Always)")
-    cache.add_argument("--on-fallback", choices=("Fail", "Continue"),
-                       help="what to do when the weights get less than was asked for (default: Fail)")
-    serving = parser.add_argument_group("serving")
-    serving.add_argument("--host", metavar="ADDRESS", help="address to serve on (default: 127.0.0.1)")
-    serving.add_argument("--port", type=int, metavar="N", help="port; 0 takes a free one (default: 8000)")
-    serving.add_argument("--max-queued-requests", type=int, metavar="N",
-                         help="requests that may wait; one more is answered 429 (default: 64)")
-    serving.add_argument("--drain-timeout-seconds", type=float, metavar="S",
-                         help="longest wait for admitted requests at shutdown (default: 600)")
-    serving.add_argument("--termination-message-path", type=Path, metavar="FILE",
-                         help="file that gets the code and message of a failure")
-    _add_extra_flags(parser.add_argument_group("also allowed behind -- (the manifest's engine.extraArgs)"))
-
-
-def config_from(values: dict[str, Any], extra_args: Sequence[str] = ()) -> EngineConfig:
-    """EngineConfig from parsed flags and the arguments behind `--`. Raises InvalidConfiguration."""
-    return EngineConfig(**{**_fields(values), **check_extra_args(extra_args)})
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises instead of printing usage and exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InvalidConfiguration(message, hint=f"see {self.prog} --help")
-
-
-def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser whose mistakes raise InvalidConfiguration; flags cannot be abbreviated."""
-    return _Parser(prog=prog, description=description, allow_abbrev=False)
-
-
-def _add_extra_flags(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--default-size", type=_size, metavar="WxH", help="size of a request that names none")
-    parser.add_argument("--default-steps", type=int, metavar="N", help="steps of a request that names none")
-    parser.add_argument("--default-guidance", type=float, metavar="F",
-                        help="guidance scale of a request that names none")
-    parser.add_argument("--max-sequence-length", type=int, metavar="N", help="longest prompt in tokens")
-    parser.add_argument("--slots", type=int, metavar="N", help="device slots, 2 to 4 (default: 2)")
-    parser.add_argument("--threads", type=int, metavar="N",
-                        help="CPU threads of each rank (default: cores / ranks on cpu)")
-
-
-def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Only the values that were given, under their field names."""
-    fields = {key: value for key, value in values.items() if value is not None}
-    size = fields.pop("default_size", None)
-    if size is not None:
-        fields["default_width"], fields["default_height"] = size
-    if "components" in fields:
-        fields["components"] = tuple(fields["components"])
-    known = {field.name for field in dataclasses.fields(EngineConfig)}
-    return {key: value for key, value in fields.items() if key in known}
-
-
-def _refuse(what: str, todo: str) -> NoReturn:
-    raise InvalidConfiguration(what, hint=todo)
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not WIDTHxHEIGHT, such as 1024x1024")
-    return int(match[1]), int(match[2])
-
-
-def _count_or_auto(text: str) -> int | str:
-    if text == "Auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor Auto") from None
-
-
-_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]{0,2})", text)
-    if match is None or match[2] not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 1073741824 or 20Gi")
-    return int(match[1]) * _UNITS[match[2]]

@@ -46,7 +46,7 @@ class InvalidConfiguration(EngineError):
 
 
 class FallbackRefused(EngineError):
-    """The weights got a backing that counts as a fallback, and the policy is Fail. The code is the fallback's."""
+    """The weights got a backing that is a fallback under the policy Fail. The code is the fallback's."""
 
     code = "FallbackRefused"
     exit_status = 3

@@ -1,11 +1,11 @@
 """Open-file-description (OFD) locks: the leases of readers, the evictor's claim, one writer per key.
 
-The kernel drops such a lock with the last descriptor of its open file, SIGKILL included, so what counts is the lock,
-never the existence or the content of a lock file. Lock files are therefore never removed: unlinking one would let a
-second owner in through a new file of the same name.
+The kernel drops such a lock with the last descriptor of its open file, SIGKILL included, so what counts is
+the lock, never the existence or the content of a lock file. Lock files are therefore never removed: unlinking
+one would let a second owner in through a new file of the same name.
 
-Must not use flock (it lets a read-only descriptor take the exclusive lock) or POSIX locks (closing any descriptor of
-the file drops them); the three kinds do not see each other.
+Must not use flock (it lets a read-only descriptor take the exclusive lock) or POSIX locks (closing any
+descriptor of the file drops them); the three kinds do not see each other.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from dlo_cache.errors import Busy, Unavailable
+from dlo_cache.errors import Busy, CacheError, Unavailable
 from dlo_cache.oserrors import os_errors, translated
 from dlo_cache.progress import Cancel, check_cancel
 
-_FLOCK: Final = struct.Struct("@hhqqi0q")  # l_type, l_whence, l_start, l_len, l_pid: struct flock of 64-bit Linux
+_FLOCK: Final = struct.Struct(
+    "@hhqqi0q"
+)  # l_type, l_whence, l_start, l_len, l_pid: struct flock of 64-bit Linux
 _CONTENDED: Final = (errno.EAGAIN, errno.EACCES)
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 _FIRST_PAUSE_SECONDS: Final = 0.005
@@ -35,7 +37,7 @@ _MODE: Final = 0o600
 
 
 def acquire_read(fd: int) -> None:
-    """Takes the shared lock on the open file `fd` at once; a read-only descriptor is enough.
+    """Takes the shared lock on the open file ``fd`` at once; a read-only descriptor is enough.
 
     Raises Busy while someone holds the exclusive lock, Unavailable where the file system has no such locks.
     """
@@ -43,11 +45,13 @@ def acquire_read(fd: int) -> None:
         raise Busy("the file is locked for writing", hint="its owner is removing or building it; try again")
 
 
-def acquire_write(fd: int, *, timeout_seconds: float = 0.0, subject: str, cancel: Cancel | None = None) -> None:
-    """Takes the exclusive lock on the open file `fd`, which must be writable, within `timeout_seconds`.
+def acquire_write(
+    fd: int, *, timeout_seconds: float = 0.0, subject: str, cancel: Cancel | None = None
+) -> None:
+    """Takes the exclusive lock on the open file ``fd``, which must be writable, within ``timeout_seconds``.
 
-    Raises Busy naming `subject` and, where the holder wrote one, the owner; Cancelled; Unavailable where the file
-    system has no such locks; Denied for a descriptor that cannot write.
+    Raises Busy naming ``subject`` and, where the holder wrote one, the owner; Cancelled; Unavailable where
+    the file system has no such locks; Denied for a descriptor that cannot write.
     """
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_PAUSE_SECONDS
@@ -64,7 +68,7 @@ def acquire_write(fd: int, *, timeout_seconds: float = 0.0, subject: str, cancel
 
 
 def release(fd: int) -> None:
-    """Drops whatever lock the open file `fd` holds; closing its last descriptor does the same."""
+    """Drops whatever lock the open file ``fd`` holds; closing its last descriptor does the same."""
     with os_errors("releasing a lock"):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK))
 
@@ -85,7 +89,8 @@ def write_would_block(fd: int) -> bool:
 def key_lock(
     locks_fd: int, key: str, *, timeout_seconds: float, subject: str, cancel: Cancel | None = None
 ) -> Iterator[None]:
-    """Holds the write lock `<key>.lock` in the open directory `locks_fd`, leaving an owner's note in the file.
+    """Holds the write lock ``<key>.lock`` in the open directory ``locks_fd``, leaving an owner's note in the
+    file.
 
     The note (process, machine, since when) is for the error message of whoever waits; it decides nothing.
     """
@@ -102,7 +107,8 @@ def key_lock(
 
 
 def read_owner(fd: int) -> str:
-    """The note in a lock file as words ("process 12 on host-a since …"), or "" where there is none to read."""
+    """The note in a lock file as words ("process 12 on host-a since …"), or "" where there is none to
+    read."""
     try:
         note = json.loads(os.pread(fd, _OWNER_BYTES, 0))
         return f"process {int(note['pid'])} on {note['host']} since {note['since']}"
@@ -139,11 +145,11 @@ def _try(fd: int, kind: int) -> bool:
     return True
 
 
-def _unusable(error: OSError) -> Exception:
+def _unusable(error: OSError) -> CacheError:
     if error.errno in _UNSUPPORTED:
         return Unavailable(
             f"this file system has no open-file-description locks: {error.strerror}",
             code="FilesystemUnsupported",
             hint="put the cache on a local file system such as ext4 or XFS",
         )
-    return translated(error, "locking")
+    return translated(error, "locking a file")

@@ -1,7 +1,8 @@
 """Turns the operating system's errors into this package's, at the edge of a public function.
 
-One table for the whole store, so that a full disk or a forbidden directory reads the same wherever it shows.
-Must not swallow anything: every OSError becomes an error that names the subject, with the cause chained.
+One table for the whole package, so that a full disk or a forbidden directory reads the same wherever it
+shows. Must not swallow anything: every OSError becomes an error that names the subject, with the cause
+chained.
 """
 
 from __future__ import annotations
@@ -10,37 +11,40 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from dlo_cache.errors import CacheError, Denied, Exists, Invalid, NoSpace, NotFound, Unavailable
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_UNSAFE = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_WRONG_KIND: Final = "a link or another kind of file lies where the cache keeps its own"
+_KINDS: Final[dict[int, tuple[type[CacheError], str | None, str]]] = {
+    errno.ENOSPC: (NoSpace, "DiskFull", "free space on that file system and try again"),
+    errno.EDQUOT: (NoSpace, "DiskFull", "raise the quota or free space, and try again"),
+    errno.EROFS: (Denied, "ReadOnly", "the file system is mounted read-only"),
+    errno.ENOENT: (NotFound, None, ""),
+    errno.EEXIST: (Exists, None, ""),
+    errno.ENOTEMPTY: (Exists, None, ""),
+    errno.ELOOP: (Invalid, "UnsafePath", _WRONG_KIND),
+    errno.ENOTDIR: (Invalid, "UnsafePath", _WRONG_KIND),
+    errno.EISDIR: (Invalid, "UnsafePath", _WRONG_KIND),
+    errno.ENAMETOOLONG: (Invalid, "UnsafePath", "use a shorter path"),
+}
 
 
 def translated(error: OSError, doing: str) -> CacheError:
-    """The error of this package that says what `error` means; `doing` is what failed, on what ("writing x")."""
-    reason = error.strerror or str(error)
-    message = f"{doing}: {reason}"
-    number = error.errno
-    if number in _FULL:
-        return NoSpace(message, code="DiskFull", hint="free space on that file system; the build can then be repeated")
-    if number == errno.EROFS:
-        return Denied(message, hint="the file system is mounted read-only")
-    if number in _DENIED:
-        return Denied(message, hint=f"this process runs as uid {os.geteuid()}, gid {os.getegid()}")
-    if number == errno.ENOENT:
-        return NotFound(message)
-    if number in (errno.EEXIST, errno.ENOTEMPTY):
-        return Exists(message)
-    if number in _UNSAFE:
-        return Invalid(message, code="UnsafePath", hint="a link or another kind of file lies where the cache keeps its own")
-    return Unavailable(message, hint="see the system log of the node for the device's own report")
+    """The error of this package for ``error``; ``doing`` is what failed, on what ("writing /x/y")."""
+    message = f"{doing}: {error.strerror or error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = f"this process runs as uid {os.geteuid()}, gid {os.getegid()}; check owner and mode"
+        return Denied(message, hint=hint)
+    kind, code, hint = _KINDS.get(
+        error.errno or 0, (Unavailable, None, "the system log may say what the device reported")
+    )
+    return kind(message, code=code, hint=hint)
 
 
 @contextmanager
 def os_errors(doing: str) -> Iterator[None]:
-    """Raises every OSError of the block as the CacheError that `translated` picks."""
+    """Raises every OSError of the block as the CacheError that ``translated`` picks."""
     try:
         yield
     except OSError as error:

@@ -17,7 +17,8 @@ Phase = Literal["hash", "read", "build", "verify", "publish"]
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """One step of a phase: `done` of `total` bytes (for "publish": entries) of `subject`, a name for humans."""
+    """One step of a phase: ``done`` of ``total`` bytes (for "publish": entries) of ``subject``, a name for
+    humans."""
 
     phase: Phase
     subject: str
@@ -30,12 +31,12 @@ Cancel = Callable[[], bool]
 
 
 def report(progress: Progress | None, phase: Phase, subject: str, done: int, total: int) -> None:
-    """Calls `progress` with one event, if there is anyone to tell."""
+    """Calls ``progress`` with one event, if there is anyone to tell."""
     if progress is not None:
         progress(ProgressEvent(phase, subject, done, total))
 
 
 def check_cancel(cancel: Cancel | None, subject: str) -> None:
-    """Raises Cancelled, naming `subject`, once `cancel()` answers true."""
+    """Raises Cancelled, naming ``subject``, once ``cancel()`` answers true."""
     if cancel is not None and cancel():
         raise Cancelled(f"{subject} was cancelled")

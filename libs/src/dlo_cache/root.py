@@ -1,8 +1,8 @@
 """The cache root: one directory on the node's disk with a marker, a fixed skeleton and checked powers.
 
-`init_root` makes it (or finds it made), `open_root` refuses everything that is not one. The marker's absence means
-that the disk is not mounted, so nothing is ever written into a directory without it.
-Must not know what an entry holds, and must not remove anything.
+``init_root`` makes it (or finds it made), ``open_root`` refuses everything that is not one. The marker's
+absence means that the disk is not mounted, so nothing is ever written into a directory without it. Must not
+know what an entry holds, and must not remove anything.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MARKER_LIMIT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """An existing, checked cache root. `path` is absolute; `id` is the random id that its marker holds."""
+    """An existing, checked cache root. ``path`` is absolute; ``id`` is the random id that its marker
+    holds."""
 
     path: Path
     id: str
@@ -78,9 +79,14 @@ class Root:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[int]:
-        """A descriptor of the skeleton directory `name` ("entries", "locks", …), reached without following a link."""
+        """A descriptor of the skeleton directory ``name`` ("entries", "locks", …), reached without following
+        a link."""
         with os_errors(f"opening {self._below(name)}"):
-            fd = _descend(self.path, (_VERSION_DIRECTORY, name))
+            root_fd = atomic.open_directory(self.path)
+            try:
+                fd = atomic.open_below(root_fd, _VERSION_DIRECTORY, name)
+            finally:
+                os.close(root_fd)
         try:
             yield fd
         finally:
@@ -91,18 +97,20 @@ class Root:
 
 
 def default_root(xdg_cache_home: str | None, home: str) -> Path:
-    """Where a person's own cache lies: `$XDG_CACHE_HOME/dlo`, or `~/.cache/dlo` (a relative variable is ignored)."""
+    """Where a person's own cache lies: ``$XDG_CACHE_HOME/dlo``, or ``~/.cache/dlo`` (a relative variable is
+    ignored)."""
     if xdg_cache_home and Path(xdg_cache_home).is_absolute():
         return Path(xdg_cache_home) / "dlo"
     return Path(home) / ".cache" / "dlo"
 
 
 def init_root(path: Path, *, uid: int | None = None, gid: int | None = None) -> Root:
-    """Makes `path` a cache root, or finds that it is one; safe to repeat and to run twice at once.
+    """Makes ``path`` a cache root, or finds that it is one; safe to repeat and to run twice at once.
 
-    `uid` and `gid`, where given, become the owner of what it makes (needs the power to do so). Directories are 0750.
-    Raises Invalid (RootNotDirectory, RootNotEmpty, UnsafePath), NewerFormat, Denied naming uid, gid and mode,
-    Unavailable (FilesystemUnsupported) where locks, rename or sync do not hold: they are tried for real.
+    ``uid`` and ``gid``, where given, become the owner of what it makes (needs the power to do so).
+    Directories are 0750. Raises Invalid (RootNotDirectory, RootNotEmpty, UnsafePath), NewerFormat, Denied
+    naming uid, gid and mode, Unavailable (FilesystemUnsupported) where locks, rename or sync do not hold:
+    they are tried for real.
     """
     with os_errors(f"making the directory {path}"):
         if path.exists() and not path.is_dir():
@@ -123,16 +131,19 @@ def init_root(path: Path, *, uid: int | None = None, gid: int | None = None) -> 
 
 
 def open_root(path: Path, *, writable: bool = True) -> Root:
-    """The root at `path`, checked: marker, format, skeleton, modes; if `writable`, also that it can be written.
+    """The root at ``path``, checked: marker, format, skeleton, modes; if ``writable``, also that it can be
+    written.
 
-    Raises RootNotMounted (no marker), NotFound (no such directory), Invalid (not a directory, broken marker or
-    skeleton), NewerFormat, Denied naming uid, gid and mode, Unavailable (FilesystemUnsupported). Nothing is written
-    into a directory that is no root.
+    Raises RootNotMounted (no marker), NotFound (no such directory), Invalid (not a directory, broken marker
+    or skeleton), NewerFormat, Denied naming uid, gid and mode, Unavailable (FilesystemUnsupported). Nothing
+    is written into a directory that is no root.
     """
     with os_errors(f"opening the cache root {path}"):
         if not path.exists():
             raise NotFound(
-                f"the cache root {path} does not exist", code="RootNotFound", hint="make it with `dlo-agent init-root`"
+                f"the cache root {path} does not exist",
+                code="RootNotFound",
+                hint="make it with `dlo-agent init-root`",
             )
         if not path.is_dir():
             raise _not_directory(path)
@@ -161,17 +172,6 @@ def _root_opened(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def _descend(path: Path, names: tuple[str, ...]) -> int:
-    fd = atomic.open_directory(path)
-    for name in names:
-        try:
-            below = atomic.open_directory(name, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
 
 
 def _read_marker(root_fd: int, path: Path) -> str | None:
@@ -241,9 +241,11 @@ def _own(fd: int, path: Path, uid: int | None, gid: int | None) -> None:
 
 
 def _check_not_foreign(root_fd: int, path: Path) -> None:
-    """Refuses a directory with somebody's files; what an interrupted `init_root` left is not that."""
+    """Refuses a directory with somebody's files; what an interrupted ``init_root`` left is not that."""
     with os_errors(f"reading {path}"):
-        names = [name for name in os.listdir(root_fd) if name not in _NOT_FOREIGN and not atomic.is_scratch(name)]
+        names = [
+            name for name in os.listdir(root_fd) if name not in _NOT_FOREIGN and not atomic.is_scratch(name)
+        ]
     entries = path / _VERSION_DIRECTORY / "entries"
     with os_errors(f"reading {entries}"):
         orphans = entries.is_dir() and any(entries.iterdir())
@@ -257,31 +259,20 @@ def _check_not_foreign(root_fd: int, path: Path) -> None:
 
 
 def _check_skeleton(root_fd: int, path: Path) -> None:
-    for name in ("", *_SKELETON):
-        with os_errors(f"opening {path / _VERSION_DIRECTORY / name}"):
-            below = os.path.join(_VERSION_DIRECTORY, name) if name else _VERSION_DIRECTORY  # noqa: PTH118
-            fd = _descend_at(root_fd, below.split("/"))
+    for parts in ((_VERSION_DIRECTORY,), *((_VERSION_DIRECTORY, name) for name in _SKELETON)):
+        place = path.joinpath(*parts)
+        with os_errors(f"opening {place}"):
+            fd = atomic.open_below(root_fd, *parts)
         try:
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
         finally:
             os.close(fd)
         if mode & stat.S_IWOTH:
             raise Denied(
-                f"{path / below} can be written by everyone (mode {mode:04o})",
+                f"{place} can be written by everyone (mode {mode:04o})",
                 code="UnsafeMode",
                 hint="repair owner and mode with `dlo-agent init-root`",
             )
-
-
-def _descend_at(root_fd: int, names: list[str]) -> int:
-    fd = os.dup(root_fd)
-    for name in names:
-        try:
-            below = atomic.open_directory(name, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
 
 
 def _check_writable(root_fd: int, path: Path) -> None:
@@ -301,11 +292,17 @@ def _denied(path: Path, found: os.stat_result) -> Denied:
 
 
 def _not_directory(path: Path) -> Invalid:
-    return Invalid(f"{path} is not a directory", code="RootNotDirectory", hint="name a directory as the cache root")
+    return Invalid(
+        f"{path} is not a directory", code="RootNotDirectory", hint="name a directory as the cache root"
+    )
 
 
 def _broken_marker(path: Path) -> Invalid:
-    return Invalid(f"{path / MARKER} is not a marker of a cache root", code="RootBroken", hint="restore or clear the root")
+    return Invalid(
+        f"{path / MARKER} is not a marker of a cache root",
+        code="RootBroken",
+        hint="restore or clear the root",
+    )
 
 
 def _or_keep(number: int | None) -> int:

@@ -1,8 +1,8 @@
 """Tries for real whether a file system keeps the promises that the store is built on.
 
-Network and user-space file systems may answer "yes" to a lock and keep none, so nothing is asked of a table of names:
-two descriptors compete for a lock, a directory is renamed and found, a directory is synced.
-Must leave nothing behind.
+Network and user-space file systems may answer "yes" to a lock and keep none, so nothing is asked of a table
+of names: two descriptors compete for a lock, a directory is renamed and found, a directory is synced. Must
+leave nothing behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PROBE_PREFIX = "probe."
 
 
 def probe_file_system(directory: Path) -> None:
-    """Raises Unavailable (FilesystemUnsupported) if locks, rename or sync do not hold in `directory`, which is ours.
+    """Raises Unavailable (FilesystemUnsupported) if locks, rename or sync do not hold in ``directory``, which
+    is ours.
 
     A directory that cannot be written raises Denied, a full one NoSpace.
     """

@@ -15,15 +15,20 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
 from dlo_cache.progress import ProgressEvent
 
 QUIET_SECONDS = 5.0
+SHORT = 12
+"""Digits of a key that people are shown."""
+WIDE = 200
 VERBS = {"hash": "Hashing", "read": "Reading", "build": "Building", "verify": "Verifying", "publish": "Publishing"}
 
 
@@ -67,26 +72,33 @@ class Console:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
+    def table(self, table: Table) -> None:
+        """A table of results, on standard output; never cut off at the width of a pipe."""
+        plain = RichConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty(), markup=False)
+        if not sys.stdout.isatty():
+            plain.width = WIDE
+        plain.print(table)
+
     def step(self, topic: str, text: str) -> None:
         """One line about what happened: a topic of one word, then the words."""
         self._rich.print(f"{topic:<10} {text}", markup=False)
 
     def progress(self, event: ProgressEvent) -> None:
         """The callback that long jobs report to; ``done`` and ``total`` in bytes."""
+        verb = VERBS.get(event.phase, event.phase)
         if self._rich.is_terminal:
-            self._draw(event, DownloadColumn(), TransferSpeedColumn())
+            self._draw(verb, event.subject, event.done, event.total, DownloadColumn(), TransferSpeedColumn())
         else:
-            self._say(event, human_bytes)
+            self._say(verb, event.subject, event.done, event.total, human_bytes)
 
-    def counted(self, subject: str, done: int, total: int) -> None:
+    def counted(self, verb: str, subject: str, done: int, total: int) -> None:
         """The same for jobs that count things rather than bytes."""
-        event = ProgressEvent(phase="build", subject=subject, done=done, total=total)
         if self._rich.is_terminal:
-            self._draw(event, MofNCompleteColumn())
+            self._draw(verb, subject, done, total, MofNCompleteColumn())
         else:
-            self._say(event, str)
+            self._say(verb, subject, done, total, str)
 
-    def _draw(self, event: ProgressEvent, *columns: DownloadColumn | MofNCompleteColumn | TransferSpeedColumn) -> None:
+    def _draw(self, verb: str, subject: str, done: int, total: int, *columns: ProgressColumn) -> None:
         if self._bars is None:
             self._bars = Progress(
                 TextColumn("{task.description:<34}"),
@@ -97,19 +109,14 @@ class Console:
                 transient=True,
             )
             self._bars.start()
-        key = (event.phase, event.subject)
+        key = (verb, subject)
         if key not in self._tasks:
-            label = f"{VERBS.get(event.phase, event.phase)} {event.subject}"
-            self._tasks[key] = self._bars.add_task(label, total=event.total)
-        self._bars.update(self._tasks[key], completed=event.done, total=event.total)
+            self._tasks[key] = self._bars.add_task(f"{verb} {subject}", total=total)
+        self._bars.update(self._tasks[key], completed=done, total=total)
 
-    def _say(self, event: ProgressEvent, unit: Callable[[int], str]) -> None:
-        key = (event.phase, event.subject)
+    def _say(self, verb: str, subject: str, done: int, total: int, unit: Callable[[int], str]) -> None:
+        """A line every few seconds, so that a log shows life and a short job says nothing."""
         now = time.monotonic()
-        if event.done >= event.total or now - self._said.get(key, now) >= QUIET_SECONDS:
-            self._said[key] = now
-            if event.done < event.total:
-                verb = VERBS.get(event.phase, event.phase)
-                self.step(verb, f"{event.subject}: {unit(event.done)} of {unit(event.total)}")
-        else:
-            self._said.setdefault(key, now)
+        if done < total and now - self._said.setdefault((verb, subject), now) >= QUIET_SECONDS:
+            self._said[verb, subject] = now
+            self.step(verb, f"{subject}: {unit(done)} of {unit(total)}")

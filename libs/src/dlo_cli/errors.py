@@ -2,6 +2,8 @@
 
 from typing import Protocol, runtime_checkable
 
+from dlo_api.errors import ApiError
+
 DONE = 0
 FAILED = 1
 WRONG_INPUT = 2
@@ -39,8 +41,17 @@ class Explained(Protocol):
 
 
 def error_line(error: BaseException) -> str:
-    """One line: ``error: <code>: <what> — <what to do>``."""
+    """``error: <code>: <what> — <what to do>``: one line, or one line a cause where there are several."""
     if isinstance(error, Explained):
         text = f"{error.message} — {error.hint}" if error.hint else error.message
-        return f"error: {error.code}: " + " ".join(text.split())
-    return f"error: Internal: {type(error).__name__}: {' '.join(str(error).split())} — please report it, with the command"
+        first, *more = text.splitlines() or [""]
+        return "\n".join([f"error: {error.code}: {first}", *more])
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"error: Internal: {what} — this is a defect: please report it, with the command"
+
+
+def exit_status(error: BaseException) -> int:
+    """What the process exits with for this error."""
+    if isinstance(error, CliError):
+        return error.exit_status
+    return WRONG_INPUT if isinstance(error, ApiError) else FAILED

@@ -1,0 +1,153 @@
+"""FLUX.1: `FluxTransformer2DModel` in `FluxPipeline`, text to image.
+
+Image i of a request starts from the noise of seed + i, so it is the picture that a request for that seed
+alone gives, up to the effect of batching on rounding. Must not know about slots, files or processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers.image_processor import VaeImageProcessor
+from PIL.Image import Image
+from torch import nn
+
+from dlo_engine.families.loading import file_dtype, realign
+from dlo_engine.protocol import GenerateRequest, Limits
+
+DEFAULT_SEQUENCE_LENGTH = 512
+DEFAULT_STEPS = 28
+DEFAULT_GUIDANCE = 3.5
+
+
+class FluxFamily:
+    """FLUX.1-dev, FLUX.1-schnell and models of their architecture."""
+
+    architecture = "FluxTransformer2DModel"
+
+    def build(self, config: Mapping[str, Any]) -> nn.Module:
+        """The transformer on `meta`."""
+        with torch.device("meta"):
+            model: nn.Module = FluxTransformer2DModel.from_config(dict(config))
+        return model.eval().requires_grad_(False)
+
+    def adapt(self, model: nn.Module, tensor_size: int) -> None:
+        """Attention runs on this rank's heads. Query and key norms are per head, so they stay as they are."""
+        for module in model.modules():
+            if type(module).__name__ == "FluxAttention":
+                attention: Any = module
+                attention.heads //= tensor_size
+                attention.inner_dim //= tensor_size
+
+    def pipeline(self, directory: Path, model: nn.Module, device: torch.device, *, first: bool) -> Any:
+        """A FluxPipeline; on the other tensor ranks without text encoders, tokenizers and VAE."""
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(directory / "scheduler")
+        parts = _encoders_and_vae(directory, device) if first else dict.fromkeys(_PARTS)
+        pipe = FluxPipeline(scheduler=scheduler, transformer=model, **parts)
+        vae_config = json.loads((directory / "vae" / "config.json").read_text())
+        # Without a VAE the pipeline assumes 8.
+        pipe.vae_scale_factor = 2 ** (len(vae_config["block_out_channels"]) - 1)
+        pipe.image_processor = VaeImageProcessor(vae_scale_factor=pipe.vae_scale_factor * 2)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def limits(self, pipe: Any) -> Limits:
+        """Sides are multiples of two latent pixels."""
+        side = pipe.default_sample_size * pipe.vae_scale_factor
+        return Limits(
+            pixel_multiple=2 * pipe.vae_scale_factor,
+            default_width=side,
+            default_height=side,
+            default_steps=DEFAULT_STEPS,
+            default_guidance=DEFAULT_GUIDANCE if pipe.transformer.config.guidance_embeds else None,
+        )
+
+    def encode(self, pipe: Any, prompt: str, max_sequence_length: int | None) -> tuple[torch.Tensor, ...]:
+        """T5 embeddings [1, length, width] and CLIP's pooled ones [1, width]."""
+        with torch.no_grad():
+            embeddings, pooled, _ = pipe.encode_prompt(
+                prompt=prompt,
+                prompt_2=None,
+                device=pipe._execution_device,
+                max_sequence_length=max_sequence_length or DEFAULT_SEQUENCE_LENGTH,
+            )
+        return embeddings, pooled
+
+    def denoise(
+        self,
+        pipe: Any,
+        embeddings: tuple[torch.Tensor, ...],
+        request: GenerateRequest,
+        stop: Callable[[int], bool],
+    ) -> torch.Tensor | None:
+        """Packed latents [n, tokens, channels]."""
+        stopped = False
+
+        def after_step(pipeline: Any, step: int, _timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+            nonlocal stopped
+            if step + 1 < request.steps and stop(step):
+                pipeline._interrupt = stopped = True
+            return kept
+
+        batch, pooled = (tensor.repeat_interleave(request.n, dim=0) for tensor in embeddings)
+        guidance = {} if request.guidance is None else {"guidance_scale": request.guidance}
+        latents: torch.Tensor = pipe(
+            prompt_embeds=batch,
+            pooled_prompt_embeds=pooled,
+            width=request.width,
+            height=request.height,
+            num_inference_steps=request.steps,
+            generator=[
+                torch.Generator("cpu").manual_seed(request.seed + index) for index in range(request.n)
+            ],
+            output_type="latent",
+            return_dict=False,
+            callback_on_step_end=after_step,
+            callback_on_step_end_tensor_inputs=[],
+            **guidance,
+        )[0]
+        return None if stopped else latents
+
+    def decode(self, pipe: Any, latents: torch.Tensor, request: GenerateRequest) -> list[Image]:
+        """The last part of `FluxPipeline.__call__`, in its words."""
+        with torch.no_grad():
+            unpacked = pipe._unpack_latents(latents, request.height, request.width, pipe.vae_scale_factor)
+            unpacked = (unpacked / pipe.vae.config.scaling_factor) + pipe.vae.config.shift_factor
+            decoded = pipe.vae.decode(unpacked.to(pipe.vae.device), return_dict=False)[0]
+            images: list[Image] = pipe.image_processor.postprocess(decoded, output_type="pil")
+        return images
+
+
+_PARTS = ("vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+
+
+def _encoders_and_vae(directory: Path, device: torch.device) -> dict[str, Any]:
+    """Loaded as diffusers loads them, each in the type its files have."""
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
+
+    parts: dict[str, Any] = {
+        "vae": AutoencoderKL.from_pretrained(
+            directory / "vae", dtype=file_dtype(directory / "vae"), low_cpu_mem_usage=False
+        ),
+        "text_encoder": CLIPTextModel.from_pretrained(
+            directory / "text_encoder", dtype=file_dtype(directory / "text_encoder")
+        ),
+        "text_encoder_2": T5EncoderModel.from_pretrained(
+            directory / "text_encoder_2", dtype=file_dtype(directory / "text_encoder_2")
+        ),
+    }
+    for part in parts.values():
+        part.eval().requires_grad_(False).to(device)
+        realign(part)
+    parts["tokenizer"] = CLIPTokenizer.from_pretrained(directory / "tokenizer")
+    parts["tokenizer_2"] = T5TokenizerFast.from_pretrained(directory / "tokenizer_2")
+    return parts
+
+
+FAMILY = FluxFamily()

@@ -1,0 +1,56 @@
+"""The process entry of ``dlo``: signals, exit status, and the one edge where an error becomes a line."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from dlo_cli.app import app, stopping
+from dlo_cli.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, error_line, exit_status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ask the running job to stop; waiting calls are left at once."""
+    stopping.set()
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 it failed, 2 wrong input, 130 interrupted."""
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(run_app())
+
+
+def run_app() -> int:
+    """The exit status of one command; its error, if any, is on standard error as one line."""
+    try:
+        status = app(standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        usage = f" — see {context.command_path} --help" if context is not None else ""
+        return _say(f"error: Usage: {error.format_message()}{usage}", WRONG_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted: nothing is half-written", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output is gone; nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - the edge: no traceback reaches a user
+        if getattr(error, "code", "") == "Cancelled":
+            return _say("interrupted: nothing is half-written", INTERRUPTED)
+        return _say(error_line(error), exit_status(error))
+    return status if isinstance(status, int) else DONE
+
+
+def _say(line: str, status: int) -> int:
+    sys.stderr.write(line + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The commands of ``dlo`` and their options. Wiring only: what a command does is in a module of its own."""
+
+import threading
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlo_api.crdgen import check_folder, render_all
+from dlo_cli import cache, plan, run
+from dlo_cli.build import BuildOptions, build
+from dlo_cli.checks import check_numbers, check_prompts, check_size
+from dlo_cli.console import Console
+from dlo_cli.errors import CliError
+from dlo_cli.model import parse_source_roots
+
+app = typer.Typer(
+    name="dlo",
+    help="Serve diffusion transformers larger than GPU memory from a verified host weight cache.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+cache_app = typer.Typer(help="Look after a host weight cache.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(cache_app, name="cache")
+
+stopping = threading.Event()
+"""Set by the first interrupt of a long job; jobs poll it and stop with nothing half-written."""
+
+ManifestFile = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="The manifest of a DiffusionDeployment.")]
+CacheRoot = Annotated[
+    Path | None,
+    typer.Option("--cache-root", metavar="DIR", help="An initialised cache root. Default: the user's own, made on first use."),
+]
+NamedRoot = Annotated[Path, typer.Option("--cache-root", metavar="DIR", help="The cache root.")]
+SourceRoots = Annotated[
+    list[str] | None,
+    typer.Option("--source-root", metavar="NAME=DIR", help="A named root of sources; may be repeated."),
+]
+LayoutFile = Annotated[
+    Path | None, typer.Option("--layout", metavar="FILE", help="A layout for an architecture that is not built in.")
+]
+Format = Annotated[plan.Format, typer.Option("-o", "--output", help="How to print.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="An input key, or its first 6 or more characters.")]
+
+
+@app.command("run")
+def run_command(
+    file: ManifestFile,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="Draw this and exit; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of every picture.")] = 0,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Denoising steps.")] = None,
+    size: Annotated[str | None, typer.Option("--size", metavar="WxH", help="Pixels, such as 1024x1024.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where pictures go.")] = Path("out"),
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to serve on.")] = run.LOCALHOST,
+    port: Annotated[int | None, typer.Option("--port", metavar="N", help="Port to serve on. Default: the manifest's.")] = None,
+    cache_root: CacheRoot = None,
+    source_root: SourceRoots = None,
+    layout: LayoutFile = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show the engine's log lines.")] = False,
+) -> None:
+    """Run a manifest on this machine, without a cluster: build lacking entries, start the engine, serve or draw."""
+    prompts = tuple(prompt or ())
+    check_prompts(prompts)
+    check_numbers(seed=seed, steps=steps, port=port)
+    check_size(size)
+    options = run.RunOptions(
+        file=file,
+        prompts=prompts,
+        seed=seed,
+        steps=steps,
+        size=size,
+        out=out,
+        host=host,
+        port=port,
+        cache_root=cache_root,
+        layout=layout,
+        verbose=verbose,
+    )
+    with Console() as console:
+        run.run(options, parse_source_roots(source_root or ()), console, stopping)
+
+
+@app.command("plan")
+def plan_command(
+    file: ManifestFile, output: Format = plan.Format.TABLE, source_root: SourceRoots = None, layout: LayoutFile = None
+) -> None:
+    """Say what a manifest needs: ranks, entries, disk, host and device memory. Reads only headers."""
+    with Console() as console:
+        plan.plan(file, parse_source_roots(source_root or ()), layout, output, console)
+
+
+@app.command("build")
+def build_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a diffusers pipeline.")],
+    cache_root: CacheRoot = None,
+    tensor: Annotated[int, typer.Option("--tensor", metavar="N", help="Tensor-parallel size.")] = 1,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", metavar="R", help="Only this coordinate; may be repeated.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="D", help="Source, bfloat16, float16 or float32.")] = "Source",
+    component: Annotated[
+        list[str] | None, typer.Option("--component", metavar="NAME", help="A streamed component; may be repeated.")
+    ] = None,
+    variant: Annotated[str, typer.Option("--variant", metavar="V", help="The set of weights where a folder has several.")] = "",
+    layout: LayoutFile = None,
+) -> None:
+    """Build the entries of a model, all coordinates in one pass over its files."""
+    options = BuildOptions(
+        model=model,
+        cache_root=cache_root,
+        tensor=tensor,
+        ranks=tuple(rank) if rank else None,
+        dtype=dtype,
+        components=tuple(component or ("transformer",)),
+        variant=variant,
+        layout=layout,
+    )
+    with Console() as console:
+        build(options, console, stopping)
+
+
+@app.command("crds")
+def crds_command(
+    check: Annotated[Path | None, typer.Option("--check", metavar="DIR", help="Compare with the files in a folder.")] = None,
+) -> None:
+    """Print the CustomResourceDefinitions, or compare them with a folder."""
+    if check is None:
+        typer.echo("---\n".join(render_all().values()), nl=False)
+        return
+    differing = check_folder(check)
+    if differing:
+        raise CliError(f"{check}: differs: {', '.join(differing)}", hint="generate them again", code="Drift")
+
+
+@app.command("version")
+def version_command() -> None:
+    """Print the version."""
+    typer.echo(distribution_version("dlo-operator"))
+
+
+@cache_app.command("init")
+def cache_init(cache_root: NamedRoot) -> None:
+    """Make a cache root, after trying that its file system keeps locks and renames."""
+    with Console() as console:
+        cache.init(cache_root, console)
+
+
+@cache_app.command("ls")
+def cache_ls(cache_root: CacheRoot = None, json: AsJson = False) -> None:
+    """List the entries."""
+    with Console() as console:
+        cache.ls(cache_root, json, console)
+
+
+@cache_app.command("inspect")
+def cache_inspect(key: Key, cache_root: CacheRoot = None, json: AsJson = False) -> None:
+    """Show one entry: what it was made from, its files and tensors."""
+    with Console() as console:
+        cache.inspect(cache_root, key, json, console)
+
+
+@cache_app.command("verify")
+def cache_verify(
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One entry; all when left out.")] = None,
+    cache_root: CacheRoot = None,
+) -> None:
+    """Check every byte of the entries against their digests. Exits 1 when one is bad."""
+    with Console() as console:
+        cache.verify(cache_root, key, console, stopping)
+
+
+@cache_app.command("rm")
+def cache_rm(key: Annotated[list[str], typer.Argument(metavar="KEY…", help="Entries to remove.")], cache_root: CacheRoot = None) -> None:
+    """Remove entries. One that an engine uses stays, and says so."""
+    with Console() as console:
+        cache.rm(cache_root, key, console)
+
+
+@cache_app.command("gc")
+def cache_gc(cache_root: CacheRoot = None) -> None:
+    """Remove what interrupted builds and evictions left behind."""
+    with Console() as console:
+        cache.gc(cache_root, console)

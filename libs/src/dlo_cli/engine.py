@@ -1,0 +1,173 @@
+"""The engine as a child process: started from a manifest and a hand-over file, watched, and ended in order.
+
+The command line never imports the engine; it starts ``python -m dlo_engine`` and reads its events.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from types import TracebackType
+from typing import Any, Self
+
+from dlo_api.quantity import parse_quantity
+from dlo_api.v1alpha1 import DiffusionDeployment
+from dlo_cache.handover import Handover, write_handover
+from dlo_cli.errors import CliError
+
+Event = dict[str, Any]
+LAST_LINES = 20
+
+
+def engine_command(manifest: DiffusionDeployment, handover: Path, *, host: str, port: int) -> list[str]:
+    """The command line of an engine for this manifest. Nothing in the manifest chooses a path or a program."""
+    spec = manifest.spec
+    offload = spec.offload
+    command = [
+        *(sys.executable, "-m", "dlo_engine", "serve", "--events"),
+        *("--handover", str(handover), "--model-name", manifest.metadata.name),
+        *("--device", spec.engine.device.lower()),
+        *("--tensor", str(spec.parallelism.tensor), "--data", str(spec.parallelism.data)),
+        *("--mode", offload.mode, "--transfer", offload.transfer),
+        *("--resident-layers", str(offload.resident_layers)),
+        *("--registration", offload.host_registration.policy),
+        *("--cache-policy", spec.cache.policy, "--verify", spec.cache.verify),
+        *("--on-fallback", spec.cache.on_fallback),
+        *("--max-queued-requests", str(spec.serving.max_queued_requests)),
+        *("--drain-timeout-seconds", str(spec.rollout.drain_timeout_seconds)),
+        *("--host", host, "--port", str(port)),
+    ]
+    if offload.device_memory_budget:
+        command += ["--device-memory-budget", str(parse_quantity(offload.device_memory_budget))]
+    if offload.host_registration.limit:
+        command += ["--registration-limit", str(parse_quantity(offload.host_registration.limit))]
+    for component in spec.model.components:
+        command += ["--component", component]
+    if spec.engine.extra_args:
+        command += ["--", *spec.engine.extra_args]
+    return command
+
+
+class Engine:
+    """A running engine. A context manager: on the way out the engine is asked to drain, then ended."""
+
+    def __init__(
+        self, manifest: DiffusionDeployment, handover: Handover, *, host: str, port: int, verbose: bool
+    ) -> None:
+        """``verbose`` lets the engine's log lines through; else they are kept for `log_tail`."""
+        self._manifest = manifest
+        self._handover = handover
+        self._host = host
+        self._port = port
+        self._verbose = verbose
+        self._events: Queue[Event | None] = Queue()
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="dlo-run-")
+        file = Path(self._folder.name) / "handover.json"
+        write_handover(file, self._handover)
+        command = engine_command(self._manifest, file, host=self._host, port=self._port)
+        self._log = Path(self._folder.name) / "engine.log"
+        with self._log.open("wb") as log:
+            # A session of its own: Ctrl-C reaches this process alone, which then ends the engine in order.
+            self._process = subprocess.Popen(  # noqa: S603 - the program is our own interpreter
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=None if self._verbose else log,
+                text=True,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            self._folder.cleanup()
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        if stream is not None:
+            for line in stream:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    self._events.put(event)
+        self._events.put(None)
+
+    def events(self) -> Iterator[Event]:
+        """What the engine says, until it is gone; polls, so that a signal handler can run in between."""
+        while True:
+            try:
+                event = self._events.get(timeout=0.2)
+            except Empty:
+                continue
+            if event is None:
+                return
+            yield event
+
+    def failure(self, seconds: float) -> CliError | None:
+        """Why the engine failed, if it says so within this time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                event = self._events.get(timeout=left)
+            except Empty:
+                return None
+            if event is None:
+                self._events.put(None)
+                return None
+            if event.get("event") == "failed":
+                return failure(event)
+        return None
+
+    def log_tail(self) -> str:
+        """The last lines of the engine's log, for an end that it could not explain."""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return "\n".join(lines[-LAST_LINES:])
+
+    def wait(self) -> int:
+        """Wait for the engine's own end; its exit status."""
+        while True:
+            try:
+                return self._process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def stop(self) -> int:
+        """Ask the engine to finish what runs, within its drain limit, and wait. A second interrupt ends it at once."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self.wait()
+            except KeyboardInterrupt:
+                self._process.send_signal(signal.SIGTERM)
+                self.wait()
+        if self._reader is not None:
+            self._reader.join(timeout=5)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return self._process.returncode
+
+
+def failure(event: Event) -> CliError:
+    """The engine's own failure as an error of ours."""
+    return CliError(
+        str(event.get("message", "the engine failed")),
+        hint=str(event.get("hint", "")),
+        code=str(event.get("code", "EngineFailed")),
+    )

@@ -1,0 +1,122 @@
+"""What a rank process does in tests of several ranks. Functions that a spawned process can import.
+
+Each starts a runtime, uses it, closes it and returns plain values. See `fakes.ranks.run_ranks`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dlo_engine.config import EngineConfig
+from dlo_engine.mapping import pss_bytes
+from dlo_engine.protocol import GenerateRequest
+from dlo_engine.runtime import Runtime
+
+
+def _ignore(_phase: str, _details: dict[str, Any]) -> None:
+    """Nobody listens to the start."""
+
+
+def serve(
+    rank: int, rendezvous: str, config: EngineConfig, requests: Sequence[Sequence[GenerateRequest]]
+) -> dict[str, Any]:
+    """One rank: runs its data index's list of requests and returns latents, timings and allocations."""
+    runtime = Runtime.start(config, rank, rendezvous, _ignore)
+    pipeline = runtime.pipeline
+    assert pipeline is not None
+    latents, timings = [], []
+    for request in requests[config.data_index(rank)]:
+        found, times = pipeline.latents(request, lambda: False)
+        assert found is not None
+        latents.append(found.float().numpy())
+        timings.append(times)
+    answer = {
+        "latents": latents,
+        "timings": timings,
+        "memory": dict(pipeline.memory.allocated),
+        "status": runtime.status(),
+    }
+    runtime.close()
+    runtime.close()
+    return answer
+
+
+def share_pages(rank: int, rendezvous: str, config: EngineConfig) -> dict[str, Any]:
+    """One of two workers of one coordinate: what the kernel says of its mappings while both hold them."""
+    runtime = Runtime.start(config, rank, rendezvous, _ignore)
+    groups = runtime._groups
+    groups.messages("both have touched every page")
+    opened = runtime._entries.components["transformer"]
+    directory = opened.entry.directory.resolve()
+    paths = [str(directory / file.name) for file in opened.entry.files]
+    smaps = Path(f"/proc/{os.getpid()}/smaps").read_text()
+    places = sorted(
+        (path, *line.split()[3:5]) for line in smaps.splitlines() for path in paths if line.endswith(path)
+    )
+    answer = {
+        "pss": pss_bytes(smaps, paths),
+        "status": runtime.status()["entries"][0]["pssBytes"],
+        "places": places,
+        "bytes": opened.nbytes,
+        "writable": [line for line in smaps.splitlines() if str(directory) in line and " r--s " not in line],
+    }
+    groups.messages("both have looked")
+    runtime.close()
+    return answer
+
+
+def cancel(
+    rank: int, rendezvous: str, config: EngineConfig, cancelling: Sequence[int], requests: Any
+) -> list[Any]:
+    """A wave in which some data indices cancel after their first step; then one that nobody cancels."""
+    runtime = Runtime.start(config, rank, rendezvous, _ignore)
+    index = config.data_index(rank)
+    assert runtime.pipeline is not None
+    forwards = 0
+
+    def count(_module: Any, _args: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    runtime.pipeline.placed.model.register_forward_pre_hook(count)
+    first = runtime.generate(requests[index], lambda: index in cancelling and config.tensor_rank(rank) == 0)
+    steps = forwards
+    second = runtime.generate(requests[index], lambda: False)
+    runtime.close()
+    return [(first.cancelled, first.images), steps, (second.cancelled, second.images)]
+
+
+def fail_to_encode(rank: int, rendezvous: str, config: EngineConfig, requests: Any) -> list[Any]:
+    """The replica of data index 1 cannot encode its first prompt."""
+    runtime = Runtime.start(config, rank, rendezvous, _ignore)
+    assert runtime.pipeline is not None
+    index = config.data_index(rank)
+    family: Any = runtime.pipeline.family
+    encode = family.encode
+    outcome: list[Any] = []
+
+    def broken(*_args: Any) -> Any:
+        raise ValueError("no such token")
+
+    if index == 1:
+        family.encode = broken
+    try:
+        runtime.generate(requests[index], lambda: False)
+    except Exception as error:
+        outcome.append((type(error).__name__, getattr(error, "code", None)))
+    family.encode = encode
+    outcome.append(runtime.generate(requests[index], lambda: False).images)
+    runtime.close()
+    return outcome
+
+
+def start_only(rank: int, rendezvous: str, config: EngineConfig) -> tuple[str, str]:
+    """The outcome of a start."""
+    try:
+        Runtime.start(config, rank, rendezvous, _ignore).close()
+    except Exception as error:
+        return str(getattr(error, "code", type(error).__name__)), str(error)
+    return "ok", ""
