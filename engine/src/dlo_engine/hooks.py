@@ -1,7 +1,8 @@
 """Attach streaming to a model's blocks and take it off again: the only module that rebinds parameters.
 
 Parameters are swapped as objects in their modules' tables; `.data` is never touched. Off duty, a streamed
-block holds placeholders on `meta`, so that a use outside its forward gives no numbers. Must not copy bytes.
+block holds placeholders on `meta`. Torch does not refuse every use of those (a linear on the CPU may return
+memory it never wrote), so layers of a block must run inside the block's forward only. Must not copy bytes.
 """
 
 from __future__ import annotations

@@ -37,11 +37,6 @@ class HostSource(Protocol):
         """Give up what the way holds. Copies are over."""
 
 
-def _move(destination: np.ndarray[Any, Any], image: BlockImage, start: int, stop: int) -> None:
-    """memcpy from the mapping; numpy lets go of the interpreter lock meanwhile."""
-    np.copyto(destination, np.frombuffer(image.data[start:stop], dtype=np.uint8))
-
-
 class MappedSource:
     """Straight from the mapping into slots in host memory (device cpu)."""
 
@@ -57,7 +52,7 @@ class MappedSource:
     ) -> None:
         """A real copy: parameters never lie in the mapping."""
         if stop > start:
-            _move(destination.numpy(), image, start, stop)
+            image.read(start, stop, destination.numpy())
 
     def close(self) -> None:
         """Holds nothing."""
@@ -108,12 +103,12 @@ class StagedSource:
 
     def _fill(self, target: np.ndarray[Any, Any], image: BlockImage, start: int, stop: int) -> None:
         if self._pool is None:
-            _move(target, image, start, stop)
+            image.read(start, stop, target)
             return
         share = -(-(stop - start) // self._threads)
         shares = [(low, min(low + share, stop)) for low in range(start, stop, share)]
         done = [
-            self._pool.submit(_move, target[low - start : high - start], image, low, high)
+            self._pool.submit(image.read, low, high, target[low - start : high - start])
             for low, high in shares
         ]
         for part in done:

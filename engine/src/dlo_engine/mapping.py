@@ -37,15 +37,18 @@ class OpenEntry:
 
 
 class Entries:
-    """All entries of one rank: per streamed component its coordinate's, and the rest of the pipeline."""
+    """All entries of one rank: per streamed component its coordinate's, and the rest of the pipeline.
 
-    def __init__(self, components: dict[str, OpenEntry], rest: OpenEntry) -> None:
+    A component may be None: no entry was prepared for it, its weights are in the rest as the source has them.
+    """
+
+    def __init__(self, components: dict[str, OpenEntry | None], rest: OpenEntry) -> None:
         self.components = components
         self.rest = rest
 
     def all(self) -> tuple[OpenEntry, ...]:
         """Components first."""
-        return (*self.components.values(), self.rest)
+        return (*(opened for opened in self.components.values() if opened is not None), self.rest)
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's config.json. Raises BadEntry without one."""
@@ -64,17 +67,24 @@ class Entries:
             opened.entry.close()
 
 
-def open_entries(path: Path, components: Iterable[str], tensor_rank: int, tensor_size: int) -> Entries:
+def open_entries(
+    path: Path, components: Iterable[str], tensor_rank: int, tensor_size: int, *, required: bool = True
+) -> Entries:
     """Opens what the hand-over file at `path` names for a tensor rank.
 
-    Raises BadEntry where the file lacks an entry or names one of another coordinate, and dlo_cache's errors.
+    Unless `required`, a component that the file does not name at all is None in the result. Raises BadEntry
+    where the file lacks an entry or names one of another coordinate, and dlo_cache's errors.
     """
     handover = read_handover(path)
-    opened: dict[str, OpenEntry] = {}
+    opened: dict[str, OpenEntry | None] = {}
+    named = {record.component for record in handover.entries}
     try:
         for component in components:
-            opened[component] = _open(handover, _layout_record(handover, component, tensor_rank, tensor_size))
-        rest = [record for record in handover.entries if record.kind == FILES_KIND]
+            opened[component] = None
+            if required or component in named:
+                record = _layout_record(handover, component, tensor_rank, tensor_size)
+                opened[component] = _open(handover, record)
+        rest = [found for found in handover.entries if found.kind == FILES_KIND]
         if len(rest) != 1:
             raise BadEntry(
                 f"The hand-over file names {len(rest)} Files entries instead of 1",
@@ -83,7 +93,8 @@ def open_entries(path: Path, components: Iterable[str], tensor_rank: int, tensor
         return Entries(opened, _open(handover, rest[0]))
     except BaseException:
         for one in opened.values():
-            one.entry.close()
+            if one is not None:
+                one.entry.close()
         raise
 
 

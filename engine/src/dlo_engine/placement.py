@@ -14,7 +14,7 @@ from torch import nn
 from dlo_engine.errors import BadEntry, Unsupported
 from dlo_engine.hooks import Attachment, aliases, attach, bind_resident, bind_tied, fit, places, unbound
 from dlo_engine.slots import DeviceMemory, SlotPool
-from dlo_engine.specs import BlockImage
+from dlo_engine.specs import BlockImage, whole
 from dlo_engine.streamer import Streamer
 from dlo_engine.transfer import CopyEngine
 
@@ -126,11 +126,11 @@ def _load_tied(
     for group in aliases(places(model)).values():
         held = [stored[name] for name in group if name in stored]
         image, spec = held[0]
-        data = image.data[spec.offset : spec.offset + spec.nbytes]
+        data = image.tensor_data(spec)
         for other_image, other in held[1:]:
-            if other_image.data[other.offset : other.offset + other.nbytes] != data:
+            if other_image.tensor_data(other) != data:
                 raise BadEntry(f"The model ties {' and '.join(group)}, but the entry holds different values")
         buffer = memory.allocate(spec.nbytes, "resident")
         if spec.nbytes:
-            engine.fill(BlockImage(group[0], data, ()), buffer)
+            engine.fill(whole(group[0], data), buffer)
         bind_tied(model, group, replace(spec, offset=0).view(buffer))

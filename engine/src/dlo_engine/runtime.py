@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_engine.config import EngineConfig, is_fallback
-from dlo_engine.errors import BadEntry, FallbackRefused, Unsupported
+from dlo_engine.config import EngineConfig
+from dlo_engine.errors import BadEntry, Unsupported
 from dlo_engine.mapping import Entries, OpenEntry, Verification, open_entries, pss_bytes
 from dlo_engine.protocol import GenerateRequest, GenerateResult, Limits, Report
 
@@ -39,6 +39,7 @@ class Runtime:
         self._groups = groups
         self.pipeline: StreamedPipeline | None = pipeline
         self._backing = pipeline.backing
+        self._fallback_code = pipeline.fallback_code
         self._limits = pipeline.limits
         self._start = start
         self._last: dict[str, float] = {}
@@ -52,7 +53,13 @@ class Runtime:
         """
         start: dict[str, float] = {}
         clock = _Clock(start, report)
-        entries = open_entries(config.handover, config.components, config.tensor_rank(rank), config.tensor)
+        entries = open_entries(
+            config.handover,
+            config.components,
+            config.tensor_rank(rank),
+            config.tensor,
+            required=config.cache_policy == "Required",
+        )
         clock.lap("map", bytes=sum(opened.nbytes for opened in entries.all()))
         verification = Verification(_parts(config, entries, rank), config.threads)
         groups: Groups | None = None
@@ -60,8 +67,9 @@ class Runtime:
         try:
             import torch
 
+            from dlo_engine.assembly import import_families
             from dlo_engine.groups import Groups
-            from dlo_engine.pipeline import StreamedPipeline, import_families
+            from dlo_engine.pipeline import StreamedPipeline
 
             import_families(entries)
             clock.lap("import")
@@ -74,11 +82,6 @@ class Runtime:
             )
             pipeline = StreamedPipeline(config, groups, entries, device)
             clock.lap("build", backing=pipeline.backing)
-            if config.on_fallback == "Fail" and is_fallback(config, pipeline.backing):
-                raise FallbackRefused(
-                    f"The weights are backed by {pipeline.backing}",
-                    hint="allow it with --on-fallback Continue",
-                )
             pipeline.warm_up()
             clock.lap("warmup")
             _all_verified(verification, groups)
@@ -86,7 +89,12 @@ class Runtime:
             start["registerMs"] = 0.0
             report("verify", {"ms": start["verifyMs"], "bytes": verification.checked_bytes})
         except BaseException:
-            _release(pipeline, groups, entries, verification)
+            verification.stop()
+            if pipeline is not None and config.world > 1:
+                # Other ranks go on without this one: a copy of theirs or ours may wait for ever.
+                pipeline.abandon()
+            else:
+                _release(pipeline, groups, entries)
             raise
         return cls(config, entries, groups, pipeline, start)
 
@@ -111,7 +119,7 @@ class Runtime:
         return {
             "backing": {
                 "kind": self._backing,
-                "fallbackCode": None,
+                "fallbackCode": self._fallback_code,
                 "verified": self._config.verify == "Always",
             },
             "entries": [_entry_status(opened) for opened in self._entries.all()],
@@ -123,7 +131,7 @@ class Runtime:
         """Synchronize, take hooks off, unmap, release leases, leave groups. Idempotent."""
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
-            _release(pipeline, self._groups, self._entries, None)
+            _release(pipeline, self._groups, self._entries)
 
 
 class _Clock:
@@ -148,7 +156,7 @@ def _parts(config: EngineConfig, entries: Entries, rank: int) -> list[tuple[Any,
         return []
     mine = (config.data_index(rank), config.data)
     return [
-        *((opened.entry, mine) for opened in entries.components.values()),
+        *((opened.entry, mine) for opened in entries.components.values() if opened is not None),
         (entries.rest.entry, (rank, config.world)),
     ]
 
@@ -181,13 +189,10 @@ def _release(
     pipeline: StreamedPipeline | None,
     groups: Groups | None,
     entries: Entries,
-    verification: Verification | None,
 ) -> None:
-    """The drain order: copies and hooks, then hashing, then mappings and leases, then groups."""
+    """The drain order: copies and hooks, then mappings and leases, then groups. Nothing is hashed any more."""
     if pipeline is not None:
         pipeline.close()
-    if verification is not None:
-        verification.stop()
     entries.close()
     if groups is not None:
         groups.close()

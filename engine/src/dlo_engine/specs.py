@@ -1,16 +1,18 @@
 """What a block is made of: named tensors at offsets inside one run of bytes, and views of them in a buffer.
 
-A block image is the data section of one entry file, byte for byte what a device slot holds. Must not allocate
+A block image is byte for byte what a device slot holds; of an entry it is one file's data section. Must not allocate
 device memory and must not know where the bytes come from.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from dlo_engine.errors import BadEntry
@@ -52,22 +54,55 @@ class TensorSpec:
         return buffer[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
 
 
+class Segment(NamedTuple):
+    """A run of an image's bytes: where it begins in the image, and where it lies on the host (read-only)."""
+
+    offset: int
+    data: memoryview
+
+
 @dataclass(frozen=True, eq=False)
 class BlockImage:
-    """The bytes of one block on the host (read-only) and the tensors in them, named within the block."""
+    """The bytes of one block on the host and the tensors in them, named within the block.
+
+    An entry's image is one segment. Without an entry the segments are tensors wherever a checkpoint has them,
+    in order; the gaps between them have no value. No tensor spans two segments.
+    """
 
     name: str
-    data: memoryview
+    segments: tuple[Segment, ...]
     tensors: tuple[TensorSpec, ...]
+    nbytes: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the image, pads included."""
-        return self.data.nbytes
+    def read(self, start: int, stop: int, target: np.ndarray[Any, Any]) -> None:
+        """Copy bytes [start, stop) into `target` (uint8, as long); gaps are left as they are.
+
+        numpy lets go of the interpreter lock meanwhile.
+        """
+        first = max(0, bisect.bisect_right(self.segments, start, key=lambda segment: segment.offset) - 1)
+        for offset, data in self.segments[first:]:
+            if offset >= stop:
+                break
+            low, high = max(start, offset), min(stop, offset + data.nbytes)
+            if low < high:
+                part = np.frombuffer(data[low - offset : high - offset], dtype=np.uint8)
+                np.copyto(target[low - start : high - start], part)
+
+    def tensor_data(self, spec: TensorSpec) -> memoryview:
+        """The bytes of one of the image's tensors."""
+        for offset, data in self.segments:
+            if offset <= spec.offset and spec.offset + spec.nbytes <= offset + data.nbytes:
+                return data[spec.offset - offset : spec.offset - offset + spec.nbytes]
+        return memoryview(b"")
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Every tensor of the block as a view of a buffer that holds the image."""
         return {spec.name: spec.view(buffer) for spec in self.tensors}
+
+
+def whole(name: str, data: memoryview, tensors: tuple[TensorSpec, ...] = ()) -> BlockImage:
+    """An image whose bytes lie together."""
+    return BlockImage(name, (Segment(0, data),) if data.nbytes else (), tensors, data.nbytes)
 
 
 class StoredTensor(Protocol):
@@ -85,12 +120,20 @@ class StoredTensor(Protocol):
     def nbytes(self) -> int: ...
 
 
-def block_image(name: str, data: memoryview, tensors: Iterable[StoredTensor]) -> BlockImage:
-    """The image of one entry file. `name` is the block ("transformer_blocks.3") or "" for the resident rest.
+def block_image(
+    name: str,
+    data: memoryview | tuple[Segment, ...],
+    tensors: Iterable[StoredTensor],
+    *,
+    nbytes: int | None = None,
+) -> BlockImage:
+    """An image from stored tensors: of one entry file's data, or of segments that make up `nbytes`.
 
-    Raises BadEntry for a dtype torch has no type for, a tensor outside the data or of another length, and
-    a tensor that is not the block's.
+    `name` is the block ("transformer_blocks.3"), or "" for the resident rest. Raises BadEntry for a dtype torch
+    has no type for, a tensor outside the data or of another length, and a tensor that is not the block's.
     """
+    segments = data if isinstance(data, tuple) else ((Segment(0, data),) if data.nbytes else ())
+    total = nbytes if nbytes is not None else sum(segment.data.nbytes for segment in segments)
     prefix = f"{name}." if name else ""
     specs = []
     for stored in tensors:
@@ -98,11 +141,11 @@ def block_image(name: str, data: memoryview, tensors: Iterable[StoredTensor]) ->
         if dtype is None:
             raise BadEntry(f"Tensor {stored.name} has the type {stored.dtype}, which torch does not have")
         expected = math.prod(stored.shape) * dtype.itemsize
-        if stored.nbytes != expected or stored.offset < 0 or stored.offset + expected > data.nbytes:
+        if stored.nbytes != expected or stored.offset < 0 or stored.offset + expected > total:
             raise BadEntry(f"Tensor {stored.name} does not fit the data of its file")
         if not stored.name.startswith(prefix):
             raise BadEntry(f"Tensor {stored.name} lies in the file of block {name}")
         specs.append(
             TensorSpec(stored.name[len(prefix) :], dtype, tuple(stored.shape), stored.offset, stored.nbytes)
         )
-    return BlockImage(name, data, tuple(specs))
+    return BlockImage(name, segments, tuple(specs), total)

@@ -158,6 +158,11 @@ class CopyEngine:
             copied,
         )
 
+    def abandon(self) -> None:
+        """Let go without waiting: a gather may wait for a rank that is gone. The process must end soon."""
+        self._closed = True
+        self._queue.put(None)
+
     def close(self) -> None:
         """Finish what is queued, stop the thread, give up the host side. Idempotent."""
         if self._closed:
@@ -210,4 +215,4 @@ class CopyEngine:
         self._record("copy-end", image.name, slot.index)
 
 
-_NOTHING = BlockImage("", memoryview(b""), ())
+_NOTHING = BlockImage("", (), (), 0)

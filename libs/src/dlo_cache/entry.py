@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from dlo_cache import atomic
-from dlo_cache.errors import BadHeader, Corrupt, Denied, NotFound
+from dlo_cache.errors import BadHeader, Busy, Corrupt, Denied, NotFound
 from dlo_cache.header import ALIGNMENT, IMAGE_METADATA, HeaderTensor, parse_header
 from dlo_cache.keys import LAYOUT_KIND
 from dlo_cache.manifest import RESIDENT_FILE, FileRecord, Manifest
@@ -102,7 +102,7 @@ def open_entry(directory: Path, *, manifest_sha256: str | None = None) -> Entry:
         entry_fd = atomic.open_directory(directory)
         try:
             _check_mode(entry_fd, directory)
-            lease = Lease(atomic.open_file(LEASE, dir_fd=entry_fd))
+            lease = _take_lease(directory, entry_fd)
             try:
                 _check_still_there(directory, entry_fd)
                 return _open_leased(directory, entry_fd, lease, manifest_sha256)
@@ -111,6 +111,17 @@ def open_entry(directory: Path, *, manifest_sha256: str | None = None) -> Entry:
                 raise
         finally:
             os.close(entry_fd)
+
+
+def _take_lease(directory: Path, entry_fd: int) -> Lease:
+    try:
+        return Lease(atomic.open_file(LEASE, dir_fd=entry_fd))
+    except Busy as error:
+        raise Busy(
+            f"entry {directory} is being removed",
+            hint="wait until it is gone, then let it be built again",
+            entry=str(directory),
+        ) from error
 
 
 def _open_leased(directory: Path, entry_fd: int, lease: Lease, manifest_sha256: str | None) -> Entry:

@@ -73,7 +73,7 @@ def read_handover(path: Path) -> Handover:
             f"hand-over file {path} has version {version}; this version reads {VERSION}",
             hint="use the same release for the gate and the engine",
         )
-    if version != VERSION or document.keys() != {"version", "root", "entries"}:
+    if type(version) is not int or version != VERSION or document.keys() != {"version", "root", "entries"}:
         raise Invalid(f"hand-over file {path} needs exactly the keys version (= {VERSION}), root and entries")
     root, entries = document["root"], document["entries"]
     if not isinstance(root, str) or not Path(root).is_absolute() or not isinstance(entries, list):

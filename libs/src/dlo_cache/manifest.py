@@ -18,6 +18,7 @@ from dlo_cache.canonical import canonical_json, strict_json
 from dlo_cache.errors import Corrupt, Invalid, NewerFormat
 from dlo_cache.header import ALIGNMENT, PAGE, tensor_bytes
 from dlo_cache.keys import FILES_KIND, FORMAT_VERSION, LAYOUT_KIND, key_of
+from dlo_cache.names import split_path
 
 RESIDENT_FILE: Final = "resident.safetensors"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -228,7 +229,7 @@ def _check(manifest: Manifest) -> None:
     for tensor in manifest.tensors:
         file = files[tensor.file]
         end = tensor.offset + tensor.nbytes
-        if tensor.offset % ALIGNMENT or end > file.nbytes - file.data_offset:
+        if tensor.offset < 0 or tensor.offset % ALIGNMENT or end > file.nbytes - file.data_offset:
             raise ValueError(f"tensor {tensor.name} does not lie in the data section of {file.name}, aligned")
         if tensor.nbytes != tensor_bytes(tensor.dtype, tensor.shape) or not _DIGEST.fullmatch(tensor.digest):
             raise ValueError(f"tensor {tensor.name} has a size or digest that cannot be")
@@ -241,6 +242,9 @@ def _check_file(file: FileRecord, kind: str) -> None:
     sizes = (file.nbytes, file.data_offset)
     if not all(type(size) is int and size >= 0 for size in sizes) or file.data_offset > file.nbytes:
         raise ValueError(f"file {file.name} has a size that cannot be")
+    parts = split_path(file.name)
+    if kind == LAYOUT_KIND and len(parts) > 1:
+        raise ValueError(f"file {file.name} lies in a folder")
     if not _DIGEST.fullmatch(file.digest):
         raise ValueError(f"file {file.name} has no digest")
     if kind == LAYOUT_KIND and isinstance(file.group, str) == (file.name == RESIDENT_FILE):

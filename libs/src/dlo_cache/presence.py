@@ -16,7 +16,7 @@ from typing import Final
 
 from dlo_cache import atomic
 from dlo_cache.entry import open_entry
-from dlo_cache.errors import BadHeader, Busy, Corrupt, NewerFormat, NotFound
+from dlo_cache.errors import Busy, Corrupt, Denied, Invalid, NewerFormat, NotFound
 from dlo_cache.ingest import ENTRY_MODE
 from dlo_cache.manifest import Manifest
 from dlo_cache.oserrors import os_errors
@@ -46,8 +46,9 @@ def present(root: Root, key: str) -> Built | None:
     """The usable entry ``key``, made durable, or None once the way is free to build it; the caller holds its
     lock.
 
-    An empty directory in the way is removed, a broken entry set aside. Raises NewerFormat for an entry of a
-    later version, which is left alone, and Busy for one that is being removed and does not go.
+    An empty directory in the way is removed; a broken entry, or one that others may write, is set aside.
+    Raises NewerFormat for an entry of a later version, which is left alone, and Busy for one that is being
+    removed and does not go.
     """
     path = root.entries_dir / key
     deadline = time.monotonic() + _EVICTION_PATIENCE_SECONDS
@@ -64,7 +65,7 @@ def present(root: Root, key: str) -> Built | None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
-        except (Corrupt, BadHeader, NotFound) as error:
+        except (Corrupt, Invalid, NotFound, Denied) as error:
             set_aside(root, key, error.message)
 
 

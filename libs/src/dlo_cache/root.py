@@ -143,7 +143,7 @@ def open_root(path: Path, *, writable: bool = True) -> Root:
             raise NotFound(
                 f"the cache root {path} does not exist",
                 code="RootNotFound",
-                hint="make it with `dlo-agent init-root`",
+                hint="make it with `dlo cache init`",
             )
         if not path.is_dir():
             raise _not_directory(path)
@@ -153,7 +153,7 @@ def open_root(path: Path, *, writable: bool = True) -> Root:
         if root_id is None:
             raise RootNotMounted(
                 f"{path} has no {MARKER}: it is no cache root, or its disk is not mounted",
-                hint="mount the disk, or make the root with `dlo-agent init-root`",
+                hint="mount the disk, or make the root with `dlo cache init`",
             )
         _check_skeleton(root_fd, path)
         if writable:
@@ -271,7 +271,7 @@ def _check_skeleton(root_fd: int, path: Path) -> None:
             raise Denied(
                 f"{place} can be written by everyone (mode {mode:04o})",
                 code="UnsafeMode",
-                hint="repair owner and mode with `dlo-agent init-root`",
+                hint="repair owner and mode with `dlo cache init`",
             )
 
 
@@ -287,7 +287,7 @@ def _denied(path: Path, found: os.stat_result) -> Denied:
     return Denied(
         f"{path} cannot be written: it belongs to uid {found.st_uid}, gid {found.st_gid}, mode "
         f"{stat.S_IMODE(found.st_mode):04o}; this process runs as uid {os.geteuid()}, gid {os.getegid()}",
-        hint="give the directory to that user (`dlo-agent init-root`), and mount it for writing",
+        hint="give the directory to that user (`dlo cache init`), and mount it for writing",
     )
 
 

@@ -73,7 +73,7 @@ class Component:
         except KeyError:
             raise NotFound(
                 f"component {self.name}: tensor {name} is not in the checkpoint: no index or header names it",
-                hint="a name left out is an alias only if the model ties it; else the checkpoint is incomplete",
+                hint="a name left out is an alias only if the model ties it; else the checkpoint is cut",
                 tensor=name,
             ) from None
 

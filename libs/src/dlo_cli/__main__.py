@@ -5,13 +5,14 @@ import signal
 import sys
 from types import FrameType
 
-import click
+from dlo_cache.errors import Cancelled
+from typer.exceptions import Abort, Exit, TyperException
 
 from dlo_cli.app import app, stopping
 from dlo_cli.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, error_line, exit_status
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     """Ask the running job to stop; waiting calls are left at once."""
     stopping.set()
     raise KeyboardInterrupt
@@ -28,23 +29,28 @@ def run_app() -> int:
     """The exit status of one command; its error, if any, is on standard error as one line."""
     try:
         status = app(standalone_mode=False)
-    except click.exceptions.Exit as leaving:
+    except Exit as leaving:
         return leaving.exit_code
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        usage = f" — see {context.command_path} --help" if context is not None else ""
-        return _say(f"error: Usage: {error.format_message()}{usage}", WRONG_INPUT)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, Abort, Cancelled):
         return _say("interrupted: nothing is half-written", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output is gone; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except Exception as error:  # noqa: BLE001 - the edge: no traceback reaches a user
-        if getattr(error, "code", "") == "Cancelled":
-            return _say("interrupted: nothing is half-written", INTERRUPTED)
+    except TyperException as error:
+        return _say(_usage_line(error), WRONG_INPUT)
+    except Exception as error:  # the edge: no traceback reaches a user
         return _say(error_line(error), exit_status(error))
     return status if isinstance(status, int) else DONE
+
+
+def _usage_line(error: TyperException) -> str:
+    """What is wrong with the command line; the help itself where a command was called without words."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return error.format_message()
+    context = getattr(error, "ctx", None)
+    remedy = f" — see {context.command_path} --help" if context is not None else ""
+    return f"error: Usage: {error.format_message()}{remedy}"
 
 
 def _say(line: str, status: int) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
 from dlo_api.crdgen import check_folder, render_all
+
 from dlo_cli import cache, plan, run
 from dlo_cli.build import BuildOptions, build
 from dlo_cli.checks import check_numbers, check_prompts, check_size
@@ -29,10 +29,16 @@ app.add_typer(cache_app, name="cache")
 stopping = threading.Event()
 """Set by the first interrupt of a long job; jobs poll it and stop with nothing half-written."""
 
-ManifestFile = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="The manifest of a DiffusionDeployment.")]
+ManifestFile = Annotated[
+    Path, typer.Option("-f", "--file", metavar="FILE", help="The manifest of a DiffusionDeployment.")
+]
 CacheRoot = Annotated[
     Path | None,
-    typer.Option("--cache-root", metavar="DIR", help="An initialised cache root. Default: the user's own, made on first use."),
+    typer.Option(
+        "--cache-root",
+        metavar="DIR",
+        help="An initialised cache root. Default: the user's own, made on first use.",
+    ),
 ]
 NamedRoot = Annotated[Path, typer.Option("--cache-root", metavar="DIR", help="The cache root.")]
 SourceRoots = Annotated[
@@ -40,7 +46,8 @@ SourceRoots = Annotated[
     typer.Option("--source-root", metavar="NAME=DIR", help="A named root of sources; may be repeated."),
 ]
 LayoutFile = Annotated[
-    Path | None, typer.Option("--layout", metavar="FILE", help="A layout for an architecture that is not built in.")
+    Path | None,
+    typer.Option("--layout", metavar="FILE", help="A layout for an architecture that is not built in."),
 ]
 Format = Annotated[plan.Format, typer.Option("-o", "--output", help="How to print.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
@@ -51,14 +58,21 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="An input key, or its fi
 def run_command(
     file: ManifestFile,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="Draw this and exit; may be repeated.")
+        list[str] | None,
+        typer.Option("--prompt", metavar="TEXT", help="Draw this and exit; may be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of every picture.")] = 0,
     steps: Annotated[int | None, typer.Option("--steps", metavar="N", help="Denoising steps.")] = None,
-    size: Annotated[str | None, typer.Option("--size", metavar="WxH", help="Pixels, such as 1024x1024.")] = None,
+    size: Annotated[
+        str | None, typer.Option("--size", metavar="WxH", help="Pixels, such as 1024x1024.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where pictures go.")] = Path("out"),
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to serve on.")] = run.LOCALHOST,
-    port: Annotated[int | None, typer.Option("--port", metavar="N", help="Port to serve on. Default: the manifest's.")] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to serve on.")
+    ] = run.LOCALHOST,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", help="Port to serve on. Default: the manifest's.")
+    ] = None,
     cache_root: CacheRoot = None,
     source_root: SourceRoots = None,
     layout: LayoutFile = None,
@@ -88,7 +102,10 @@ def run_command(
 
 @app.command("plan")
 def plan_command(
-    file: ManifestFile, output: Format = plan.Format.TABLE, source_root: SourceRoots = None, layout: LayoutFile = None
+    file: ManifestFile,
+    output: Format = plan.Format.TABLE,
+    source_root: SourceRoots = None,
+    layout: LayoutFile = None,
 ) -> None:
     """Say what a manifest needs: ranks, entries, disk, host and device memory. Reads only headers."""
     with Console() as console:
@@ -103,11 +120,16 @@ def build_command(
     rank: Annotated[
         list[int] | None, typer.Option("--rank", metavar="R", help="Only this coordinate; may be repeated.")
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="D", help="Source, bfloat16, float16 or float32.")] = "Source",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="D", help="Source, bfloat16, float16 or float32.")
+    ] = "Source",
     component: Annotated[
-        list[str] | None, typer.Option("--component", metavar="NAME", help="A streamed component; may be repeated.")
+        list[str] | None,
+        typer.Option("--component", metavar="NAME", help="A streamed component; may be repeated."),
     ] = None,
-    variant: Annotated[str, typer.Option("--variant", metavar="V", help="The set of weights where a folder has several.")] = "",
+    variant: Annotated[
+        str, typer.Option("--variant", metavar="V", help="The set of weights where a folder has several.")
+    ] = "",
     layout: LayoutFile = None,
 ) -> None:
     """Build the entries of a model, all coordinates in one pass over its files."""
@@ -127,7 +149,9 @@ def build_command(
 
 @app.command("crds")
 def crds_command(
-    check: Annotated[Path | None, typer.Option("--check", metavar="DIR", help="Compare with the files in a folder.")] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", metavar="DIR", help="Compare with the files in a folder.")
+    ] = None,
 ) -> None:
     """Print the CustomResourceDefinitions, or compare them with a folder."""
     if check is None:
@@ -176,7 +200,10 @@ def cache_verify(
 
 
 @cache_app.command("rm")
-def cache_rm(key: Annotated[list[str], typer.Argument(metavar="KEY…", help="Entries to remove.")], cache_root: CacheRoot = None) -> None:
+def cache_rm(
+    key: Annotated[list[str], typer.Argument(metavar="KEY…", help="Entries to remove.")],
+    cache_root: CacheRoot = None,
+) -> None:
     """Remove entries. One that an engine uses stays, and says so."""
     with Console() as console:
         cache.rm(cache_root, key, console)

@@ -6,8 +6,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.table import Table
-
 from dlo_cache.entry import open_entry
 from dlo_cache.errors import CacheError, Cancelled
 from dlo_cache.recovery import recover
@@ -15,6 +13,8 @@ from dlo_cache.root import init_root
 from dlo_cache.store import EntryInfo, list_entries, remove, resolve
 from dlo_cache.store import inspect as inspect_entry
 from dlo_cache.verify import verify_entry
+from rich.table import Table
+
 from dlo_cli.console import SHORT, Console, human_bytes
 from dlo_cli.errors import CliError
 from dlo_cli.roots import cache_root
@@ -93,7 +93,9 @@ def inspect(named: Path | None, key: str, as_json: bool, console: Console) -> No
         for tensor in manifest.tensors:
             counts[tensor.file] = counts.get(tensor.file, 0) + 1
         for file in manifest.files:
-            table.add_row(file.name, human_bytes(file.nbytes), str(counts.get(file.name, 0)), file.digest[:SHORT])
+            table.add_row(
+                file.name, human_bytes(file.nbytes), str(counts.get(file.name, 0)), file.digest[:SHORT]
+            )
         console.result("")
         console.table(table)
 
@@ -141,7 +143,10 @@ def gc(named: Path | None, console: Console) -> None:
     root = cache_root(named)
     recovered = recover(root)
     swept = sum(len(value) for value in asdict(recovered).values() if isinstance(value, tuple | list))
-    console.step("Cache", f"{root.path}: {swept} leftovers removed" if swept else f"{root.path}: nothing was left behind")
+    console.step(
+        "Cache",
+        f"{root.path}: {swept} leftovers removed" if swept else f"{root.path}: nothing was left behind",
+    )
 
 
 def _row(info: EntryInfo) -> dict[str, object]:

@@ -3,12 +3,14 @@
 Everything that is not a result goes to standard error, so that output can be piped. Decides nothing.
 """
 
+import io
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from dlo_cache.progress import ProgressEvent
 from rich.console import Console as RichConsole
 from rich.progress import (
     BarColumn,
@@ -23,13 +25,17 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from dlo_cache.progress import ProgressEvent
-
 QUIET_SECONDS = 5.0
 SHORT = 12
 """Digits of a key that people are shown."""
 WIDE = 200
-VERBS = {"hash": "Hashing", "read": "Reading", "build": "Building", "verify": "Verifying", "publish": "Publishing"}
+VERBS = {
+    "hash": "Hashing",
+    "read": "Reading",
+    "build": "Building",
+    "verify": "Verifying",
+    "publish": "Publishing",
+}
 
 
 def human_bytes(count: int) -> str:
@@ -74,10 +80,12 @@ class Console:
 
     def table(self, table: Table) -> None:
         """A table of results, on standard output; never cut off at the width of a pipe."""
-        plain = RichConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty(), markup=False)
-        if not sys.stdout.isatty():
-            plain.width = WIDE
-        plain.print(table)
+        text = io.StringIO()
+        terminal = sys.stdout.isatty()
+        rich = RichConsole(file=text, highlight=False, markup=False, force_terminal=terminal)
+        rich.width = max(rich.width, WIDE)
+        rich.print(table)
+        self.result("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").splitlines()))
 
     def step(self, topic: str, text: str) -> None:
         """One line about what happened: a topic of one word, then the words."""

@@ -19,6 +19,7 @@ from typing import Any, Self
 from dlo_api.quantity import parse_quantity
 from dlo_api.v1alpha1 import DiffusionDeployment
 from dlo_cache.handover import Handover, write_handover
+
 from dlo_cli.errors import CliError
 
 Event = dict[str, Any]
@@ -30,7 +31,7 @@ def engine_command(manifest: DiffusionDeployment, handover: Path, *, host: str, 
     spec = manifest.spec
     offload = spec.offload
     command = [
-        *(sys.executable, "-m", "dlo_engine", "serve", "--events"),
+        *(sys.executable, "-m", "dlo_engine", "serve", "--events", "--exit-with-parent"),
         *("--handover", str(handover), "--model-name", manifest.metadata.name),
         *("--device", spec.engine.device.lower()),
         *("--tensor", str(spec.parallelism.tensor), "--data", str(spec.parallelism.data)),

@@ -11,9 +11,10 @@ from dlo_cache.handover import Handover, HandoverEntry
 from dlo_cache.presence import Built
 from dlo_cache.recovery import recover
 from dlo_cache.root import Root
+from dlo_sources.digests import DigestCache, hash_files
+
 from dlo_cli.console import SHORT, Console, human_bytes
 from dlo_cli.model import Model
-from dlo_sources.digests import DigestCache, hash_files
 
 Cancel = Callable[[], bool]
 
@@ -103,4 +104,8 @@ def _say(console: Console, what: str, entry: Built) -> None:
 
 def relative(path: Path) -> str:
     """A path for people: relative to where they are, when it is below."""
-    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
+    return (
+        str(path.relative_to(Path.cwd()))
+        if path.is_absolute() and path.is_relative_to(Path.cwd())
+        else str(path)
+    )

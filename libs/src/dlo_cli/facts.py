@@ -5,6 +5,7 @@ from dlo_api.topology import weight_group
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_cache.image_plan import plan_images
 from dlo_cache.residency import slot_bytes, spread
+
 from dlo_cli.model import Model
 
 SLOTS = 2
@@ -30,7 +31,9 @@ def model_facts(model: Model, spec: DiffusionDeploymentSpec) -> ModelFacts:
                     component=component.name,
                     tensor_rank=rank,
                     key="",
-                    block_bytes=tuple(plan.images[rank].data_bytes for plan in plans if plan.group is not None),
+                    block_bytes=tuple(
+                        plan.images[rank].data_bytes for plan in plans if plan.group is not None
+                    ),
                     resident_bytes=sum(plan.images[rank].data_bytes for plan in plans if plan.group is None),
                     file_bytes=sum(plan.images[rank].nbytes for plan in plans),
                 )

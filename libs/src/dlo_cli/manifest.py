@@ -5,6 +5,7 @@ from pathlib import Path
 from dlo_api.load import load_manifest
 from dlo_api.unbuilt import check_built
 from dlo_api.v1alpha1 import DiffusionDeployment
+
 from dlo_cli.errors import UsageError
 from dlo_cli.model import Model, locate, open_model
 

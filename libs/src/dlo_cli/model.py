@@ -11,9 +11,10 @@ from dlo_api.v1alpha1.source import DirectorySource
 from dlo_cache.layout import Layout
 from dlo_cache.layouts import builtin_architectures, builtin_layout
 from dlo_cache.source import Component
+from dlo_sources.pipeline import Pipeline, open_directory
+
 from dlo_cli.errors import CliError, UsageError
 from dlo_cli.samples import samples_root
-from dlo_sources.pipeline import Pipeline, open_directory
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def parse_source_roots(pairs: Sequence[str]) -> dict[str, Path]:
         if not separator or not name or not folder:
             raise UsageError(f"--source-root {pair}: not of the form NAME=DIR")
         if name == "samples":
-            raise UsageError("--source-root samples=…: the name is taken by the product", hint="choose another name")
+            raise UsageError(
+                "--source-root samples=…: the name is taken by the product", hint="choose another name"
+            )
         roots[name] = Path(folder)
     return roots
 

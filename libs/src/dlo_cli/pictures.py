@@ -24,10 +24,14 @@ def writable_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--out {folder}: cannot be made: {error.strerror}", hint="name a folder that you can write", code="OutDenied"
+            f"--out {folder}: cannot be made: {error.strerror}",
+            hint="name a folder that you can write",
+            code="OutDenied",
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--out {folder}: not writable", hint="name a folder that you can write", code="OutDenied")
+        raise UsageError(
+            f"--out {folder}: not writable", hint="name a folder that you can write", code="OutDenied"
+        )
     return folder
 
 
@@ -44,7 +48,9 @@ def request_body(prompt: str, *, seed: int, steps: int | None, size: str | None)
 def draw(http: urllib3.PoolManager, url: str, body: dict[str, object]) -> bytes:
     """One picture as PNG bytes. A refused request is the user's to mend; anything else is the engine's failure."""
     try:
-        response = http.request("POST", f"{url}/v1/images/generations", json=body, timeout=TIMEOUT, retries=False)
+        response = http.request(
+            "POST", f"{url}/v1/images/generations", json=body, timeout=TIMEOUT, retries=False
+        )
     except urllib3.exceptions.HTTPError as error:
         raise CliError(
             "the engine went away while it drew", hint="its last lines above say why", code="EngineGone"
@@ -54,11 +60,11 @@ def draw(http: urllib3.PoolManager, url: str, body: dict[str, object]) -> bytes:
     except ValueError:
         answer = {}
     if response.status != 200:
-        error = answer.get("error", {}) if isinstance(answer, dict) else {}
-        message = str(error.get("message", f"the engine answered {response.status}"))
+        said = answer.get("error", {}) if isinstance(answer, dict) else {}
+        message = str(said.get("message", f"the engine answered {response.status}"))
         if response.status == 400:
-            raise UsageError(message, code=str(error.get("code") or "BadRequest"))
-        raise CliError(message, code=str(error.get("code") or "EngineFailed"))
+            raise UsageError(message, code=str(said.get("code") or "BadRequest"))
+        raise CliError(message, code=str(said.get("code") or "EngineFailed"))
     return base64.b64decode(answer["data"][0]["b64_json"])
 
 
@@ -71,5 +77,7 @@ def save(path: Path, content: bytes) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise CliError(
-            f"{path}: cannot be written: {error.strerror}", hint="free space, or choose another --out", code="OutDenied"
+            f"{path}: cannot be written: {error.strerror}",
+            hint="free space, or choose another --out",
+            code="OutDenied",
         ) from error

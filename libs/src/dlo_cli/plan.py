@@ -5,10 +5,10 @@ from enum import StrEnum
 from pathlib import Path
 
 import yaml
-from rich.table import Table
-
 from dlo_api.plan import compute_plan
 from dlo_api.planned import Plan
+from rich.table import Table
+
 from dlo_cli.console import Console, human_bytes
 from dlo_cli.facts import model_facts, residency
 from dlo_cli.manifest import open_manifest_model, read_manifest
@@ -39,7 +39,9 @@ def plan(file: Path, roots: dict[str, Path], layout: Path | None, output: Format
 
 
 def _print(made: Plan, name: str, console: Console) -> None:
-    console.result(f"{name}: {made.architecture} on {made.device}, {len(made.ranks)} ranks, backing {made.backing}")
+    console.result(
+        f"{name}: {made.architecture} on {made.device}, {len(made.ranks)} ranks, backing {made.backing}"
+    )
     console.result("")
     ranks = _table("RANK", "COORDINATE", "REPLICA", "DEVICE" if made.device == "Cuda" else "MEMORY", "PINNED")
     for rank in made.ranks:
@@ -62,13 +64,21 @@ def _print(made: Plan, name: str, console: Console) -> None:
     rows = [
         ("Disk", made.disk_bytes, "entries on this node, each once"),
         ("Host memory, shared", made.shared_host_bytes, "page cache: entries mapped by all ranks, each once"),
-        ("Host memory, private", made.private_host_bytes, "what the ranks allocate; activations and libraries come on top"),
+        (
+            "Host memory, private",
+            made.private_host_bytes,
+            "what the ranks allocate; activations and libraries come on top",
+        ),
         ("Host memory, pinned", made.locked_bytes, "part of the above that is locked for copies"),
     ]
     if made.device == "Cuda":
         rows.append(("Device memory", made.device_bytes, "the fullest rank; activations come on top"))
     for step in made.steps:
-        shared = f", shared by {made.group_size} {GROUPS.get(made.group_kind, 'ranks')}" if made.group_size > 1 else ""
+        shared = (
+            f", shared by {made.group_size} {GROUPS.get(made.group_kind, 'ranks')}"
+            if made.group_size > 1
+            else ""
+        )
         rows.append((f"Copied a step, {step.component}", step.streamed_bytes, f"by every rank{shared}"))
     totals = Table(box=None, pad_edge=False, show_header=False)
     totals.add_column(no_wrap=True)
@@ -82,5 +92,9 @@ def _print(made: Plan, name: str, console: Console) -> None:
 def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
-        table.add_column(title, justify="right" if title in {"SIZE", "DEVICE", "MEMORY", "PINNED"} else "left", no_wrap=True)
+        table.add_column(
+            title,
+            justify="right" if title in {"SIZE", "DEVICE", "MEMORY", "PINNED"} else "left",
+            no_wrap=True,
+        )
     return table

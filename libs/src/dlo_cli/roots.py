@@ -8,7 +8,7 @@ from dlo_cache.root import Root, default_root, init_root, open_root
 
 def user_root() -> Path:
     """``$XDG_CACHE_HOME/dlo``, or ``~/.cache/dlo``."""
-    return default_root(os.environ.get("XDG_CACHE_HOME"), os.environ.get("HOME"))
+    return default_root(os.environ.get("XDG_CACHE_HOME"), str(Path.home()))
 
 
 def cache_root(named: Path | None) -> Root:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import urllib3
-
 from dlo_api.v1alpha1 import DiffusionDeployment
 from dlo_cache.handover import Handover
+
 from dlo_cli.console import Console, human_bytes
 from dlo_cli.engine import Engine, Event, failure
 from dlo_cli.entries import ensure_entries, relative
@@ -63,10 +63,14 @@ def run(options: RunOptions, roots: dict[str, Path], console: Console, stopping:
 
 def serve(manifest: DiffusionDeployment, handover: Handover, options: RunOptions, console: Console) -> None:
     """The engine's life: start, ready, pictures or requests of others, end."""
-    port = options.port if options.port is not None else (0 if options.prompts else manifest.spec.serving.port)
+    port = (
+        options.port if options.port is not None else (0 if options.prompts else manifest.spec.serving.port)
+    )
     parallelism = manifest.spec.parallelism
     ranks = parallelism.tensor * parallelism.data
-    console.step("Engine", f"starting {ranks} rank{'s' if ranks > 1 else ''} on {manifest.spec.engine.device}")
+    console.step(
+        "Engine", f"starting {ranks} rank{'s' if ranks > 1 else ''} on {manifest.spec.engine.device}"
+    )
     with Engine(manifest, handover, host=options.host, port=port, verbose=options.verbose) as engine:
         ready = wait_ready(engine, console)
         url = str(ready["url"])
@@ -74,7 +78,13 @@ def serve(manifest: DiffusionDeployment, handover: Handover, options: RunOptions
             draw_all(engine, url, options, console)
         else:
             console.step("Serving", f"{url}/v1/images/generations — Ctrl-C ends it")
-            wait_end(engine, console)
+            try:
+                wait_end(engine, console)
+            except KeyboardInterrupt:
+                # Serving until interrupted is what was asked for: an ordered end is a good one.
+                console.step("Engine", "finishing what runs; a second Ctrl-C ends it at once")
+                if engine.stop() != 0:
+                    raise engine.failure(SAY_WHY_SECONDS) or _unexplained(engine, console) from None
 
 
 def draw_all(engine: Engine, url: str, options: RunOptions, console: Console) -> None:
@@ -135,5 +145,7 @@ def _ready_words(status: Event) -> str:
     start = status.get("start", {})
     size = human_bytes(sum(int(entry.get("bytes", 0)) for entry in entries))
     verified = "verified" if backing.get("verified") else "not verified"
-    milliseconds = ", ".join(f"{name[:-2]} {value:.0f} ms" for name, value in start.items() if name.endswith("Ms"))
+    milliseconds = ", ".join(
+        f"{name[:-2]} {value:.0f} ms" for name, value in start.items() if name.endswith("Ms")
+    )
     return f"ready: {backing.get('kind')}, {size} in {len(entries)} entries, {verified} ({milliseconds})"

@@ -115,7 +115,7 @@ class Folder:
                             continue
                         if entry.is_dir(follow_symlinks=False):
                             waiting.append((real / entry.name, at / entry.name))
-                        elif entry.is_symlink() and entry.is_dir():
+                        elif entry.is_symlink() and os.path.isdir(real / entry.name):
                             raise SourceInvalid(
                                 f"{at / entry.name} is a link to a folder", hint="use a real folder"
                             )

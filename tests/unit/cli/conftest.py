@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dlo_cli.__main__ import run_app
+from dlo_cli.app import stopping
 from unit.cli.prompt import Dlo, Said
-
-from dlo_cli import __main__ as entry
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def dlo(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtur
 
     def run(*words: str | Path) -> Said:
         monkeypatch.setattr("sys.argv", ["dlo", *map(str, words)])
-        entry.stopping.clear()
-        status = entry.run_app()
+        stopping.clear()
+        status = run_app()
         out, err = capfd.readouterr()
         return Said(status, out, err)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from unit.cli.prompt import Dlo, Said, files_below
 
 DIGITS = "model: {source: {directory: {root: samples, path: digits}}}\nengine: {device: Cpu}\n"
@@ -25,7 +24,7 @@ def refused(said: Said, status: int, *words: str) -> None:
     ("words", "expected"),
     [
         (["run"], ["--file"]),
-        (["run", "-f", "x.yaml", "--steps", "many"], ["--steps", "many"]),
+        (["run", "-f", "x.yaml", "--steps", "many"], ["--steps", "valid integer"]),
         (["run", "-f", "x.yaml", "--nonsense"], ["--nonsense"]),
         (["paint"], ["paint"]),
         (["run", "-f", "x.yaml", "--prompt", ""], ["--prompt is empty"]),
@@ -46,7 +45,9 @@ def refused(said: Said, status: int, *words: str) -> None:
         (["build", "model", "--dtype", "int4"], ["--dtype is 'int4'", "bfloat16"]),
     ],
 )
-def test_command_line_is_refused_before_any_work(dlo: Dlo, home: Path, words: list[str], expected: list[str]) -> None:
+def test_command_line_is_refused_before_any_work(
+    dlo: Dlo, home: Path, words: list[str], expected: list[str]
+) -> None:
     """Options out of range and unknown words are told apart, by name."""
     refused(dlo(*words), 2, *expected)
     assert files_below(home) == []
@@ -67,7 +68,10 @@ def test_command_line_is_refused_before_any_work(dlo: Dlo, home: Path, words: li
         (DIGITS + "offload: {residentLayers: Auto}", ["residentLayers"]),
         ("model: {source: {}}", ["source"]),
         ("model: {source: {huggingFace: {repo: org/name}}}\nengine: {device: Cpu}", ["huggingFace"]),
-        ("model: {source: {directory: {root: nowhere, path: digits}}}\nengine: {device: Cpu}", ["nowhere", "--source-root"]),
+        (
+            "model: {source: {directory: {root: nowhere, path: digits}}}\nengine: {device: Cpu}",
+            ["nowhere", "--source-root"],
+        ),
         ("model: {source: {directory: {root: samples, path: ../x}}}\nengine: {device: Cpu}", ["path"]),
         (DIGITS + "parallelism: {tensor: 3}", ["num_attention_heads", "3"]),
     ],
@@ -101,7 +105,9 @@ def test_model_folder_that_is_missing_or_no_pipeline(dlo: Dlo, home: Path, tmp_p
     assert files_below(home) == []
 
 
-def test_shard_that_lacks_is_named(dlo: Dlo, home: Path, tmp_path: Path, manifest: Callable[[str], Path]) -> None:
+def test_shard_that_lacks_is_named(
+    dlo: Dlo, home: Path, tmp_path: Path, manifest: Callable[[str], Path]
+) -> None:
     """A model folder without one of its shards builds nothing."""
     import shutil
 
@@ -126,7 +132,9 @@ def test_cache_root_that_cannot_be_used(dlo: Dlo, tmp_path: Path, manifest: Call
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_output_folder_that_cannot_be_made(dlo: Dlo, home: Path, tmp_path: Path, manifest: Callable[[str], Path]) -> None:
+def test_output_folder_that_cannot_be_made(
+    dlo: Dlo, home: Path, tmp_path: Path, manifest: Callable[[str], Path]
+) -> None:
     """The output folder is made before anything is built."""
     (tmp_path / "file").write_text("x")
     said = dlo("run", "-f", manifest(DIGITS), "--prompt", "seven", "--out", tmp_path / "file/out")

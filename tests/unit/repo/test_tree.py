@@ -46,7 +46,9 @@ def test_roles_without_a_gpu_install_without_torch(role: str) -> None:
     lines = (REPO / f"requirements/{role}.txt").read_text().splitlines()
     names = {re.split(r"[=\s;]", line, maxsplit=1)[0] for line in lines if re.match(r"^[a-z0-9]", line)}
     assert len(names) > 3
-    heavy = {n for n in names if n in {"torch", "diffusers", "transformers", "triton"} or n.startswith("nvidia")}
+    heavy = {
+        n for n in names if n in {"torch", "diffusers", "transformers", "triton"} or n.startswith("nvidia")
+    }
     assert heavy == set()
 
 
@@ -68,6 +70,9 @@ def test_versions_agree_between_roles() -> None:
     pin = re.compile(r"^([a-z0-9._-]+==[^\s]+(?: ; [^\\]+)?)", flags=re.MULTILINE)
     everything = set(pin.findall((REPO / "requirements/dev.txt").read_text()))
     for role in ("operator", "agent", "engine", "cli"):
-        versions = {entry.split(" ; ")[0].strip() for entry in pin.findall((REPO / f"requirements/{role}.txt").read_text())}
+        versions = {
+            entry.split(" ; ")[0].strip()
+            for entry in pin.findall((REPO / f"requirements/{role}.txt").read_text())
+        }
         known = {entry.split(" ; ")[0].strip() for entry in everything}
         assert versions <= known, versions - known

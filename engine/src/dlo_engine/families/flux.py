@@ -130,6 +130,9 @@ def _encoders_and_vae(directory: Path, device: torch.device) -> dict[str, Any]:
     """Loaded as diffusers loads them, each in the type its files have."""
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel, CLIPTokenizer, T5EncoderModel, T5TokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     parts: dict[str, Any] = {
         "vae": AutoencoderKL.from_pretrained(

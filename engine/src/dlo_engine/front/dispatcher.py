@@ -148,9 +148,13 @@ class Dispatcher:
 
     def _settle(self, group: Group, member: Member, message: Done | Failed) -> None:
         if member.finished:
-            _resolve(member)
             self.last_ranks = member.ranks
+            # A failure waits for the wave: a peer's death, not yet noticed, would be its real reason.
+            if not any(isinstance(report, Failed) for report in member.reports.values()):
+                _resolve(member)
         if all(each.finished for each in group.wave):
+            for each in group.wave:
+                _resolve(each)
             group.wave = []
             self._pump()
         elif isinstance(message, Failed):

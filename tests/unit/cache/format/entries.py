@@ -1,4 +1,6 @@
-"""Entries written by hand, without the builder, so that reader and builder are tested against the same words."""
+"""Entries written by hand, without the builder, so that reader and builder are tested against the same
+words.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
-from dlo_cache.header import render_image_header, tensor_bytes
+from dlo_cache.header import render_image_header
 from dlo_cache.keys import files_key, layout_key
 from dlo_cache.manifest import (
     RESIDENT_FILE,
@@ -156,7 +158,5 @@ def open_descriptors() -> int:
 
 def mapped_paths() -> list[str]:
     """The files that this process has mapped, once a mapping."""
-    return [line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if line.count("/")]
-
-
-__all__ = ["BLOCK", "Digested", "Shaped", "tensor_bytes"]
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if "/" in line]

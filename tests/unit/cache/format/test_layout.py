@@ -71,7 +71,7 @@ def test_unknown_tensors_are_named_and_never_replicated() -> None:
 
 def test_blocks_and_their_order() -> None:
     """Groups run in the layout's order and blocks by number, whatever the order of the names."""
-    rules = layout(groups=("transformer_blocks", "token_refiner.blocks"), *[Rule("**", Role.REPLICATED)])
+    rules = layout(Rule("**", Role.REPLICATED), groups=("transformer_blocks", "token_refiner.blocks"))
     names = [f"transformer_blocks.{at}.w" for at in (10, 2, 0)] + [
         f"token_refiner.blocks.{at}.x.y" for at in (1, 0)
     ]
@@ -86,9 +86,16 @@ def test_blocks_and_their_order() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["proj.weight", "transformer_blocks", "transformer_blocks.0", "transformer_blocks.x.w", "a.transformer_blocks.0.w",
-     "single_transformer_blocks.0.w", "transformer_blocks.01.w"],
-)  # fmt: skip
+    [
+        "proj.weight",
+        "transformer_blocks",
+        "transformer_blocks.0",
+        "transformer_blocks.x.w",
+        "a.transformer_blocks.0.w",
+        "single_transformer_blocks.0.w",
+        "transformer_blocks.01.w",
+    ],
+)
 def test_what_is_outside_the_blocks_is_resident(name: str) -> None:
     """A prefix that merely looks like a group's is none."""
     assert layout(Rule("**", Role.REPLICATED), groups=("transformer_blocks",)).block_of(name) is None
@@ -144,7 +151,7 @@ def test_case_15_roles_decide_not_the_number_of_dimensions() -> None:
 def test_a_cut_without_its_dimension_is_refused(role: Role, shape: tuple[int, ...]) -> None:
     """A scalar under a cutting rule is a mistake in the layout, at any tensor size."""
     for size in (1, 2):
-        with pytest.raises(Invalid, match="x of shape .* no dimension"):
+        with pytest.raises(Invalid, match=r"x of shape .* no dimension"):
             layout(Rule("x", role)).cut("x", shape, size, 0, {})
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import ceil
+
 import pytest
 from dlo_cache.errors import Invalid
 from dlo_cache.residency import PAGE, byte_range, fit, share, slot_bytes, spread
@@ -32,7 +35,7 @@ def test_uneven_blocks_are_spread_by_bytes_not_by_number() -> None:
         else:
             streamed += size
     inner = runs[1:]
-    assert max(inner) - min(inner) <= 340 + 141
+    assert max(inner) - min(inner) <= 2 * 340  # no finer than the blocks themselves
 
 
 def test_all_and_none() -> None:
@@ -66,7 +69,7 @@ def test_spread_gives_distinct_sorted_places(sizes: list[int], wanted: int) -> N
 def test_even_blocks_leave_even_runs(blocks: int, wanted: int) -> None:
     """With equal blocks the streamed runs between residents differ by one block at most."""
     chosen = spread([5] * blocks, min(wanted, blocks))
-    runs = [after - before - 1 for before, after in zip(chosen, chosen[1:], strict=False)]
+    runs = [after - before - 1 for before, after in pairwise(chosen)]
     assert not runs or max(runs) - min(runs) <= 1
 
 
@@ -83,10 +86,11 @@ def test_fit_takes_what_the_budget_allows() -> None:
 
 def test_fit_counts_smaller_slots_when_the_large_blocks_stay() -> None:
     """Keeping the one large block resident shrinks the slots."""
-    sizes = [PAGE, 50 * PAGE, PAGE]
-    assert fit(sizes, 52 * PAGE, 2) == (0, 1, 2)
+    sizes = [PAGE, 50 * PAGE, PAGE, PAGE, PAGE]
     assert slot_bytes(sizes, (1,)) == PAGE
-    assert fit([PAGE, 50 * PAGE, PAGE, PAGE, PAGE], 52 * PAGE, 2) == (1,) or len(sizes) == 3
+    assert fit(sizes, 52 * PAGE, 2) == (1,)
+    with pytest.raises(Invalid):
+        fit(sizes, 51 * PAGE, 2)
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
@@ -102,7 +106,9 @@ def test_fit_never_exceeds_the_budget(sizes: list[int], budget: int, slots: int,
 
 
 def test_slots_hold_the_largest_streamed_block() -> None:
-    """Rounded up to a page for one rank, to a page for each rank of a group; nothing streamed needs nothing."""
+    """Rounded up to a page for one rank, to a page for each rank of a group; nothing streamed needs
+    nothing.
+    """
     assert slot_bytes([1, PAGE + 1, 3 * PAGE], (2,)) == 2 * PAGE
     assert slot_bytes([3 * PAGE], (), 2) == 4 * PAGE
     assert slot_bytes([5], (0,)) == 0
@@ -114,11 +120,11 @@ def test_ranges_of_a_group_tile_the_block(nbytes: int, group: int) -> None:
     """Ranges meet, start at pages, end at the block's end, and fit the slot: share = ceil(n / g / P) * P."""
     step = share(nbytes, group)
     assert step % PAGE == 0
-    assert step == -(-(-(-nbytes // group)) // PAGE) * PAGE
+    assert step == ceil(ceil(nbytes / group) / PAGE) * PAGE
     ranges = [byte_range(nbytes, group, rank) for rank in range(group)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == nbytes
-    for (_, stop), (start, _) in zip(ranges, ranges[1:], strict=False):
+    for (_, stop), (start, _) in pairwise(ranges):
         assert stop == start
     assert all(start % PAGE == 0 or start == nbytes for start, _ in ranges)
     assert group * step >= nbytes

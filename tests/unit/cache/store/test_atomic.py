@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dlo_cache import atomic
@@ -47,6 +48,31 @@ def test_a_failed_replacement_leaves_the_old_file(
                 atomic.replace_file("file", b"new", 0o644, dir_fd=place)
         assert (tmp_path / "file").read_bytes() == b"old"
         assert os.listdir(tmp_path) == ["file"]
+
+
+def test_small_files_are_synced_before_and_after_they_get_their_name(
+    tmp_path: Path, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes first, the directory last; that holds for a replaced file and for one made once."""
+    events: list[str] = []
+
+    def traced(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **fds: Any) -> Any:
+            synced = os.readlink(f"/proc/self/fd/{arguments[0]}") if name == "fsync" else ""
+            events.append("fsync folder" if synced == str(tmp_path) else name)
+            return real(*arguments, **fds)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("fsync", "rename", "link"):
+        traced(name)
+    atomic.replace_file("file", b"one", 0o640, dir_fd=place)
+    assert events == ["fsync", "rename", "fsync folder"]
+    events.clear()
+    atomic.create_file_once("other", b"one", 0o640, dir_fd=place)
+    assert events == ["fsync", "link", "fsync folder"]
 
 
 def test_creates_a_file_only_once(tmp_path: Path, place: int) -> None:

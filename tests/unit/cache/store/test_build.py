@@ -233,6 +233,35 @@ def test_reuses_a_valid_entry_and_rebuilds_a_broken_one(root: Root) -> None:
     assert len([name for name in os.listdir(root.quarantine_dir) if not name.endswith(".json")]) == 3
 
 
+def link_manifest(path: Path) -> None:
+    """A manifest that is a link to its like."""
+    path.chmod(0o755)
+    (path / "manifest.json").rename(path / "moved")
+    (path / "manifest.json").symlink_to("moved")
+
+
+def open_to_others(path: Path) -> None:
+    """A file that others may write."""
+    (path / "resident.safetensors").chmod(0o666)
+
+
+def without_lease(path: Path) -> None:
+    """An entry that cannot be leased."""
+    path.chmod(0o755)
+    (path / "lease").unlink()
+
+
+@pytest.mark.parametrize("spoil", [link_manifest, open_to_others, without_lease])
+def test_rebuilds_an_entry_that_cannot_be_trusted(root: Root, spoil: Callable[[Path], None]) -> None:
+    """It is set aside even where its bytes may be right."""
+    first = built(root, 1)[0]
+    spoil(first.path)
+    again = built(root, 1)[0]
+    assert (again.reused, again.manifest_sha256) == (False, first.manifest_sha256)
+    assert built(root, 1)[0].reused
+    assert any(name.startswith(first.key) for name in os.listdir(root.quarantine_dir))
+
+
 def test_removes_what_is_no_entry_where_one_belongs(root: Root) -> None:
     """An empty directory that someone made, or a file, or a link to elsewhere does not stop a build."""
     key = built(root)[0].key
@@ -253,7 +282,7 @@ def test_unknown_tensor_writes_nothing(root: Root) -> None:
 
 def test_indivisible_writes_nothing(root: Root) -> None:
     """Heads that cannot be divided are named before anything is written."""
-    with pytest.raises(NotDivisible, match="heads"):
+    with pytest.raises(NotDivisible, match="head counts heads = 4"):
         built(root, 3)
     assert_nothing_left(root)
 

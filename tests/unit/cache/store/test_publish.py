@@ -14,6 +14,7 @@ from dlo_cache.errors import Busy, Exists, Invalid
 from dlo_cache.files_entry import build_files_entry
 from dlo_cache.ingest import begin, hold_keys, sweep_ingest
 from dlo_cache.recovery import recover
+from dlo_cache.removal import evict
 from dlo_cache.root import Root
 from dlo_cache.store import list_entries
 from unit.cache.store import checkpoints
@@ -22,7 +23,7 @@ KEY = "ab" * 32
 
 
 def trace(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Records every sync with the path synced, and every rename and directory mode, in order."""
+    """Records every sync with the path synced, and every rename, unlink and mode, in order."""
     events: list[tuple[str, str]] = []
 
     def path_of(fd: int) -> str:
@@ -39,6 +40,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     traced("fsync", path_of)
     traced("rename", lambda _source, target, **fds: f"{path_of(fds['dst_dir_fd'])}/{target}")
+    traced("unlink", lambda name, dir_fd: f"{path_of(dir_fd)}/{name}")
     traced("fchmod", lambda fd, mode: f"{mode:o} {path_of(fd)}")
     return events
 
@@ -76,6 +78,22 @@ def test_a_reused_entry_is_made_durable_before_it_is_reported(
     events = trace(monkeypatch)
     build_layout_entries(root, checkpoints.component(), checkpoints.layout(), tensor_size=1, producer={})
     assert events[-2:] == [("fchmod", f"555 {first.path}"), ("fsync", str(root.entries_dir))]
+
+
+def test_an_eviction_is_durable_before_bytes_are_freed(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writable, renamed, synced; were files unlinked first, a power cut could bring back half an entry."""
+    built = build_layout_entries(
+        root, checkpoints.component(), checkpoints.layout(), tensor_size=1, producer={}
+    )[0]
+    events = trace(monkeypatch)
+    evict(root, built.key)
+    assert events[0] == ("fchmod", f"755 {built.path}")
+    assert events[1][0] == "rename"
+    assert Path(events[1][1]).parent == root.trash_dir
+    assert events[2] == ("fsync", str(root.entries_dir))
+    unlinked = [at for at, (name, _) in enumerate(events) if name == "unlink"]
+    assert len(unlinked) == 4 + 3
+    assert min(unlinked) > 2
 
 
 def test_after_the_rename_only_the_log_hears_of_a_failed_mode(

@@ -196,6 +196,21 @@ def test_a_request_that_fails_on_all_ranks_fails_alone() -> None:
     asyncio.run(_failed_request())
 
 
+async def _failed_in_wave() -> None:
+    ranks = Ranks(data=2, transfer="AllGather")
+    job = ranks.dispatcher.submit(request("a"))
+    ranks.failed(0)
+    assert not job.result.done(), "its peer may have died, which would be the reason"
+    ranks.dispatcher.fail_all(EngineError("rank 1 died", code="RankDied"))
+    error = job.result.exception()
+    assert isinstance(error, EngineError)
+    assert error.code == "RankDied"
+
+
+def test_a_failure_in_a_wave_waits_for_what_its_peers_report() -> None:
+    asyncio.run(_failed_in_wave())
+
+
 async def _straggler() -> None:
     ranks = Ranks(tensor=2)
     ranks.dispatcher.submit(request("a"))

@@ -116,8 +116,6 @@ def test_parameters_are_objects_of_their_slot_and_never_of_the_mapping() -> None
             assert all(t.is_meta for t in (*block.parameters(), *block.buffers()))
     assert all(len(objects) == 1 for objects in seen.values())
     assert {slot for _, slot in seen} == {0, 1}
-    stale = empty.get_submodule("blocks.0.up")(torch.zeros(2, 16, dtype=torch.bfloat16))
-    assert stale.is_meta, "off duty nothing real can come out"
     placed.close()
 
 

@@ -12,7 +12,7 @@ import torch
 from dlo_engine.protocol import GenerateRequest
 from fakes.engine_entries import prepare
 from fakes.engine_model import Model
-from fakes.rank_work import cancel, fail_to_encode, serve, share_pages, start_only
+from fakes.rank_work import cancel, fail_to_encode, gather_blocks, serve, share_pages, start_only
 from fakes.ranks import run_ranks
 
 MakeRequest = Callable[..., GenerateRequest]
@@ -71,6 +71,16 @@ def test_all_gather_is_bit_identical_and_copies_each_byte_once(
         copied = [answer["timings"][number]["copiedBytes"] for answer in answers]
         assert sum(copied) == alone["timings"][number]["copiedBytes"]
         assert max(copied) < sum(copied)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_gather_of_blocks_below_a_page_a_rank(size: int, tmp_path: Path) -> None:
+    """Ranks past the end copy nothing; odd lengths and lengths of exactly whole shares rebuild rightly."""
+    lengths = [100, 5000, 4096 * size, 3 * 4096 * size + 1, 4096]
+    answers = run_ranks(size, gather_blocks, tmp_path, size, lengths)
+    assert [answer[0] for answer in answers] == [[]] * size
+    assert answers[0][2] == 4 * 4096 * size
+    assert answers[-1][1] < answers[0][1]
 
 
 def test_all_gather_with_tensor_parallelism(float32: Model, request_of: MakeRequest, tmp_path: Path) -> None:

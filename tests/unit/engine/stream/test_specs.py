@@ -35,7 +35,7 @@ def test_every_dtype_and_shape_comes_back_from_the_bytes() -> None:
     }
     image = image_of("blocks.0", tensors)
     buffer = DeviceMemory(torch.device("cpu")).allocate(image.nbytes, "slots")
-    buffer.copy_(torch.frombuffer(bytearray(image.data), dtype=torch.uint8))
+    buffer.copy_(torch.frombuffer(bytearray(image.segments[0].data), dtype=torch.uint8))
     views = image.views(buffer)
     assert list(views) == list(tensors)
     for name, tensor in tensors.items():

@@ -46,7 +46,7 @@ class FakeEngine:
 def make(names: Sequence[str], slots: int) -> tuple[Streamer, FakeEngine]:
     """A streamer of these blocks over a fake engine, started."""
     engine = FakeEngine()
-    images = {name: BlockImage(name, memoryview(b""), ()) for name in names}
+    images = {name: BlockImage(name, (), (), 0) for name in names}
     pool = SlotPool(DeviceMemory(torch.device("cpu")), slots, 512)
     streamer = Streamer(images, names, pool, cast(CopyEngine, cast(Any, engine)))
     streamer.start()

@@ -181,7 +181,7 @@ def _run_deferred(seed: int, *, gather: bool, slots: int, piece: int) -> list[tu
 
     def kernel(name: str, slot: Slot) -> None:
         image = images[name]
-        if not bool((slot.buffer[: image.nbytes] == image.data[0]).all()):
+        if not bool((slot.buffer[: image.nbytes] == image.segments[0].data[0]).all()):
             wrong.append(name)
 
     orders = [list(images), ["b0", "b2", "b2", "b5"], ["b5", "b1"], list(images)]
