@@ -24,7 +24,8 @@ help: ## show this list
 $(VENV)/installed: $(UV) pyproject.toml requirements/dev.txt
 	@echo "Setting up $(VENV) (PyTorch is a large download the first time)"
 	@test -x $(BIN)/python || $(UV) venv --quiet --no-config --python $(PYTHON) $(VENV)
-	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
+	@# Bytecode is compiled once here: every rank of every engine start would compile it again.
+	@$(UV) pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements/dev.txt
 	@$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 

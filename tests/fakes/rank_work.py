@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from dlo_cache.residency import slot_bytes
 from dlo_engine.config import EngineConfig
+from dlo_engine.groups import Groups
+from dlo_engine.host_source import MappedSource
 from dlo_engine.mapping import pss_bytes
 from dlo_engine.protocol import GenerateRequest
 from dlo_engine.runtime import Runtime
+from dlo_engine.slots import DeviceMemory, SlotPool
+from dlo_engine.streamer import Streamer
+from dlo_engine.streams import HostStreams
+from dlo_engine.transfer import CopyEngine
+from fakes.block_images import block_image
 
 
 def _ignore(_phase: str, _details: dict[str, Any]) -> None:
@@ -115,15 +124,6 @@ def fail_to_encode(rank: int, rendezvous: str, config: EngineConfig, requests: A
 
 def gather_blocks(rank: int, rendezvous: str, size: int, lengths: Sequence[int]) -> list[Any]:
     """Streams blocks of these lengths over a weight group, three steps; the bytes each forward saw."""
-    import torch
-    from dlo_cache.residency import slot_bytes
-    from dlo_engine.groups import Groups
-    from dlo_engine.host_source import MappedSource
-    from dlo_engine.slots import DeviceMemory, SlotPool
-    from dlo_engine.streamer import Streamer
-    from dlo_engine.streams import HostStreams
-    from dlo_engine.transfer import CopyEngine
-    from fakes.block_images import block_image
 
     device = torch.device("cpu")
     groups = Groups(rank, 1, size, rendezvous=rendezvous, device=device, gather=True)
@@ -150,6 +150,24 @@ def gather_blocks(rank: int, rendezvous: str, size: int, lengths: Sequence[int])
     engine.close()
     groups.close()
     return [wrong, copied, nbytes]
+
+
+def break_in_a_step(rank: int, rendezvous: str, config: EngineConfig, request: GenerateRequest) -> str:
+    """The last rank fails inside a block; the kind of error each rank ends with."""
+    runtime = Runtime.start(config, rank, rendezvous, _ignore)
+    assert runtime.pipeline is not None
+
+    def fail(_module: Any, _args: Any) -> None:
+        raise ZeroDivisionError("in a block")
+
+    if rank == config.world - 1:
+        block = runtime.pipeline.placed.model.get_submodule("single_transformer_blocks.1.attn")
+        block.register_forward_pre_hook(fail)
+    try:
+        runtime.generate(request, lambda: False)
+    except Exception as error:
+        return type(error).__name__
+    return "no error"
 
 
 def start_only(rank: int, rendezvous: str, config: EngineConfig) -> tuple[str, str]:

@@ -55,20 +55,26 @@ def _randomize(module: Any, generator: Any, scale: float) -> None:
 
 
 def transformer_config(
-    *, double_blocks: int = 2, single_blocks: int = 2, guidance_embeds: bool = False
+    *,
+    double_blocks: int = 2,
+    single_blocks: int = 2,
+    guidance_embeds: bool = False,
+    heads: int = HEADS,
+    head_dim: int = HEAD_DIM,
 ) -> dict[str, Any]:
-    """Arguments of `FluxTransformer2DModel` for the tiny transformer."""
+    """Arguments of `FluxTransformer2DModel` for the tiny transformer, or a larger one of the same form."""
+    quarter = head_dim // 4
     return {
         "patch_size": 1,
         "in_channels": 4 * LATENT_CHANNELS,
         "num_layers": double_blocks,
         "num_single_layers": single_blocks,
-        "attention_head_dim": HEAD_DIM,
-        "num_attention_heads": HEADS,
+        "attention_head_dim": head_dim,
+        "num_attention_heads": heads,
         "joint_attention_dim": TEXT_WIDTH,
         "pooled_projection_dim": TEXT_WIDTH,
         "guidance_embeds": guidance_embeds,
-        "axes_dims_rope": (4, 6, 6),
+        "axes_dims_rope": (quarter, (head_dim - quarter) // 2, (head_dim - quarter) // 2),
     }
 
 
@@ -81,6 +87,8 @@ def make_tiny_flux(
     seed: int = 0,
     guidance_embeds: bool = False,
     max_shard_bytes: int | None = None,
+    heads: int = HEADS,
+    head_dim: int = HEAD_DIM,
 ) -> Path:
     """Writes the pipeline into `folder` (made if absent) and returns it.
 
@@ -104,8 +112,9 @@ def make_tiny_flux(
         is_encoder_decoder=False,
     )  # fmt: skip
     config = transformer_config(
-        double_blocks=double_blocks, single_blocks=single_blocks, guidance_embeds=guidance_embeds
-    )
+        double_blocks=double_blocks, single_blocks=single_blocks, guidance_embeds=guidance_embeds,
+        heads=heads, head_dim=head_dim,
+    )  # fmt: skip
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
     # Constructors draw from the global generator; fork it so that making a folder leaves no trace in a test.
     with torch.random.fork_rng(devices=[]):

@@ -170,7 +170,7 @@ def test_case_33_copies_that_overtake_slow_compute_change_nothing(slots: int) ->
 
 
 def test_copy_and_compute_overlap() -> None:
-    """With compute as long as the copies, a pass takes clearly less than both one after the other."""
+    """With compute made as long as the copies, a pass takes clearly less than both one after the other."""
     device = torch.device("cuda", 0)
     torch.manual_seed(0)
     reference = Stack(8).requires_grad_(False)
@@ -182,19 +182,29 @@ def test_copy_and_compute_overlap() -> None:
     plan = plan_residency([b.nbytes for b in blocks], resident=0, budget=None, slots=2, group_size=1)
     placed = place(model, blocks, None, plan, engine, DeviceMemory(device))
     x = torch.randn(16, 4096, device=device)
-    with torch.no_grad():
-        for index in range(8):
-            slow = model.get_submodule(f"blocks.{index}")
-            assert isinstance(slow, SlowBlock)
-            slow.cycles = 40_000_000
-        model(x)
-        engine.take_timings()
+    passes = 3
+
+    def run(cycles: int) -> tuple[float, Any]:
+        for block in model.blocks:
+            assert isinstance(block, SlowBlock)
+            block.cycles = cycles
         begin = streams.record(streams.compute())
-        for _ in range(3):
-            model(x)
+        with torch.no_grad():
+            for _ in range(passes):
+                model(x)
         end = streams.record(streams.compute())
         timings = engine.take_timings()
-    total = streams.elapsed_ms(begin, end)
+        return streams.elapsed_ms(begin, end), timings
+
+    run(0)
+    _, idle = run(0)
+    begin = streams.record(streams.compute())
+    cuda: Any = torch.cuda
+    cuda._sleep(10_000_000)
+    end = streams.record(streams.compute())
+    streams.drain()
+    copy_ms = idle.copy_ms / (passes * len(blocks))
+    total, timings = run(int(10_000_000 / streams.elapsed_ms(begin, end) * copy_ms))
     compute = total - timings.wait_ms
     assert timings.copy_ms > 0
     assert total < 0.8 * (compute + timings.copy_ms)

@@ -42,9 +42,10 @@ def main(argv: Sequence[str], settings: FrontSettings | None = None) -> int:
         return error.exit_status
     try:
         # The web framework is only needed now: a wrong command line is answered without it.
+        from dlo_obs.logs import configure
+
         from dlo_engine.front.serve import serve
         from dlo_engine.lifeline import end_with
-        from dlo_engine.logs import configure
 
         configure()
         if values["exit_with_parent"] and not end_with(parent, signal.SIGTERM):

@@ -57,10 +57,7 @@ def places(model: nn.Module) -> dict[str, Place]:
 
 
 def aliases(found: Mapping[str, Place]) -> dict[str, tuple[str, ...]]:
-    """Tensors that the model itself ties:
-
-    first name -> all names, first included. Untied ones are left out.
-    """
+    """Tensors that the model itself ties, by their first name: all names, that one included."""
     names: dict[int, list[str]] = {}
     for name, place in found.items():
         names.setdefault(id(place.get()), []).append(name)

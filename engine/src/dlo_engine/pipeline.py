@@ -95,12 +95,7 @@ class StreamedPipeline:
                 self.pipe, embeddings, request, lambda _: self._stop(request, cancelled)
             )
         except Exception as error:
-            if self._groups.world > 1:
-                raise RankDied(
-                    f"A step of request {request.id} failed between collectives: {error}",
-                    rank=self._groups.rank,
-                ) from error
-            self.placed.reset()
+            self._recover(request, error)
             raise
         end = self._streams.record(compute)
         timings = self.placed.engine.take_timings()
@@ -151,6 +146,20 @@ class StreamedPipeline:
                 code="WaveFailed",
             )
         return self._groups.share_tensors(encoded, self._device)
+
+    def _recover(self, request: GenerateRequest, error: Exception) -> None:
+        """Make this rank usable after a failed step. Raises RankDied where it cannot be."""
+        where = f"request {request.id} failed in a step: {error}"
+        if self._groups.tensor_size > 1 or self._waves:
+            raise RankDied(
+                f"Ranks may have lost step with each other, {where}", rank=self._groups.rank
+            ) from error
+        try:
+            self.placed.reset()
+        except Exception as again:
+            raise RankDied(
+                f"The device could not go on ({again}), {where}", rank=self._groups.rank
+            ) from error
 
     def _stop(self, request: GenerateRequest, cancelled: Callable[[], bool]) -> bool:
         """Whether all who could want the result have given up. The same answer on all ranks concerned."""

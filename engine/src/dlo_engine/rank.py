@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import structlog
+from dlo_obs.logs import configure, describe, where
 
 from dlo_engine.errors import EngineError, RankDied
 from dlo_engine.lifeline import end_with
-from dlo_engine.logs import configure, describe, where
 from dlo_engine.protocol import (
     Cancel,
     Close,

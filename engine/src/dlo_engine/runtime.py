@@ -104,10 +104,7 @@ class Runtime:
         return self._limits
 
     def generate(self, request: GenerateRequest, cancelled: Callable[[], bool]) -> GenerateResult:
-        """Run one request on this rank, together with the other ranks of its replica (AllGather:
-
-        of the wave).
-        """
+        """Run one request on this rank, as the others of its replica (with AllGather: of its wave) do."""
         if self.pipeline is None:
             raise Unsupported("The runtime is closed")
         result = self.pipeline.generate(request, cancelled)

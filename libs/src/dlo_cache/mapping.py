@@ -54,15 +54,15 @@ class Lease:
 class _LeasedMap(mmap.mmap):
     """A mapping that holds on to the lease for as long as it exists."""
 
-    lease: Lease
+    lease: Lease | None = None
 
 
 class MappedFile:
-    """One data file; ``data`` is its data section as a read-only view of bytes, valid until the entry is
+    """One data file; ``data`` is its data section as a read-only view, to be let go before the entry is
     closed.
 
-    ``group`` is the block's name or "resident", None in an entry of kind Files, whose files have no tensors
-    here and are mapped when ``data`` is first asked for.
+    ``group`` is the block's name, None for the resident file and in an entry of kind Files. The latter's
+    files have no tensors here and are mapped when ``data`` is first asked for.
     """
 
     def __init__(
@@ -85,13 +85,16 @@ class MappedFile:
         self._fd: int | None = fd
         self._lease: Lease | None = lease
         self._map: _LeasedMap | None = None
-        self._data: memoryview | None = None
         self.closed = False
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def data(self) -> memoryview:
         """The data section; empty, and nothing is mapped, if it has no bytes. Raises Invalid once closed."""
-        return self.map() if self._data is None else self._data
+        self.map()
+        return memoryview(b"" if self._map is None else self._map)[self.data_offset :]
 
     @property
     def address(self) -> int:
@@ -99,18 +102,27 @@ class MappedFile:
         data = self.data
         return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
-    def map(self) -> memoryview:
-        """Makes the mapping if there is none yet, and returns ``data``."""
-        if self._data is None:
-            self._data = self._view(self._open_fd())
-        return self._data
+    def map(self) -> None:
+        """Makes the mapping, if there is none yet and the data section has any bytes."""
+        if self.closed:
+            raise Invalid(f"{self.name} was used after its entry was closed")
+        if self._map is not None or self._fd is None or self.nbytes == 0:
+            return
+        with os_errors(f"mapping {self.name}"):
+            # From the file's start: the data section is page-aligned on 4 KiB pages, but not on larger ones.
+            length = self.data_offset + self.nbytes
+            self._map = _LeasedMap(self._fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self._map.lease = self._lease
+        self._close_fd()  # the mapping has a descriptor of its own
 
     def header(self) -> bytes:
         """The bytes in front of the data section."""
         if self._map is not None:
             return self._map[: self.data_offset]
+        if self._fd is None:
+            raise Invalid(f"{self.name} was used after its entry was closed")
         with os_errors(f"reading {self.name}"):
-            return os.pread(self._open_fd(), self.data_offset, 0)
+            return os.pread(self._fd, self.data_offset, 0)
 
     def view(self, name: str) -> memoryview:
         """The bytes of one tensor."""
@@ -119,41 +131,18 @@ class MappedFile:
 
     def close(self) -> bool:
         """Lets go of the mapping; returns whether it is gone, which it is not while anyone holds a view."""
-        kept, self._map = self._map, None
-        view, self._data = self._data, None
-        self._lease = None
+        mapped, self._map, self._lease, self.closed = self._map, None, None, True
         self._close_fd()
-        self.closed = True
+        if mapped is None:
+            return True
         try:
-            if view is not None:
-                view.release()
-            if kept is not None:
-                kept.close()
-                del kept.lease
+            mapped.close()
         except BufferError:
             return False  # the mapping, and the lease with it, goes with the last view
+        mapped.lease = None
         return True
 
     def _close_fd(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def _open_fd(self) -> int:
-        if self._fd is None:
-            raise Invalid(f"{self.name} was used after its entry was closed")
-        return self._fd
-
-    def _view(self, fd: int) -> memoryview:
-        if self.nbytes == 0:
-            return memoryview(b"")
-        with os_errors(f"mapping {self.name}"):
-            # From the file's start: the data section is page-aligned on 4 KiB pages, but not on larger ones.
-            mapped = _LeasedMap(
-                fd, self.data_offset + self.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ
-            )
-        if self._lease is not None:
-            mapped.lease = self._lease
-        self._map = mapped
-        self._close_fd()  # the mapping has a descriptor of its own
-        return memoryview(mapped)[self.data_offset :]

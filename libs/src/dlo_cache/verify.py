@@ -139,15 +139,15 @@ class _Run:
         wide = check.tensor is None and check.nbytes > WIDE_BYTES
         hasher = blake3(max_threads=self._workers if wide else 1)
         step = SLICE_BYTES * (self._workers if wide else 1)
-        data = check.file.data
         end = check.begin + check.nbytes
-        for start in range(check.begin, end, step):
-            if self.stop:
-                return
-            check_cancel(self._cancel, f"verifying {self._entry.path}")
-            stop = min(start + step, end)
-            hasher.update(data[start:stop])
-            self._advance(stop - start)
+        with check.file.data as data:  # an error that is raised here must not keep the mapping alive
+            for start in range(check.begin, end, step):
+                if self.stop:
+                    return
+                check_cancel(self._cancel, f"verifying {self._entry.path}")
+                stop = min(start + step, end)
+                hasher.update(data[start:stop])
+                self._advance(stop - start)
         if hasher.hexdigest() != digest:
             what = "its bytes" if check.tensor is None else f"tensor {check.tensor}"
             raise self._corrupt(check, f"{what} differ from what was published")

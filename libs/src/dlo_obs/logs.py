@@ -1,51 +1,66 @@
-"""Structured logs: one setup for every process entry point.
+"""JSON lines on stderr, for every process of ours.
 
-Libraries log through the standard ``logging`` module and never call this. Must not read the environment.
+Only process entries call `configure`. Messages are constant, capital first letter, past tense, with key-value
+pairs. Must not print tracebacks: an unexpected error becomes one line with the places it came through.
 """
+
+from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal, TextIO
+import traceback
+from collections.abc import MutableMapping
+from typing import Any
 
 import structlog
 
+_PLACES = 6
 
-def configure(
-    *, level: str = "INFO", style: Literal["json", "console"] = "json", stream: TextIO | None = None
-) -> None:
-    """Send all records, ours and those of libraries, to one stream in one style.
 
-    ``level`` is a name of the standard library. ``stream`` defaults to standard error, since standard output
-    belongs to results.
-    """
-    shared: list[structlog.typing.Processor] = [
+def configure(**bound: Any) -> None:
+    """Send structlog and the standard library's warnings to stderr as JSON lines; bind these pairs to all."""
+    shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
+        structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
+        _flatten_error,
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if style == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
+    render = structlog.processors.JSONRenderer(default=str)
+    structlog.configure(
+        processors=[*shared, render],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
     )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared,
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+    structlog.contextvars.bind_contextvars(**bound)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _flatten_error, render],
+        )
     )
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
+    root.setLevel(logging.WARNING)
+
+
+def where(error: BaseException) -> str:
+    """The last places an error came through, innermost last, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)[-_PLACES:]
+    return " < ".join(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an error on one bounded line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+def _flatten_error(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    found = event.pop("exc_info", None)
+    if found is True:
+        found = sys.exc_info()
+    error = found[1] if isinstance(found, tuple) else found
+    if isinstance(error, BaseException):
+        event["error"] = describe(error)
+        event["where"] = where(error)
+    return event

@@ -188,6 +188,13 @@ def test_a_model_without_config_or_weights(root: Path, name: str) -> None:
     refused(root, SourceIncomplete, f"{name} has no weights")
 
 
+def test_a_single_file_that_is_still_arriving(root: Path) -> None:
+    """What lies there instead is shown."""
+    path = root / "vae" / f"{STEM}.safetensors"
+    path.rename(f"{path}.incomplete")
+    refused(root, SourceIncomplete, "vae has no weights", f"{STEM}.safetensors.incomplete")
+
+
 def test_pickles_only(root: Path) -> None:
     """Weights that are never opened are called by name."""
     for file in (root / "text_encoder").glob("*.safetensors"):

@@ -10,11 +10,10 @@ import secrets
 from collections.abc import Mapping
 
 import structlog
+from dlo_obs.logs import describe, where
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from dlo_engine.logs import describe, where
 
 _log = structlog.get_logger()
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)

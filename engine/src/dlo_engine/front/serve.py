@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 import uvicorn
+from dlo_obs.logs import describe, where
 
 from dlo_engine.config import EngineConfig
 from dlo_engine.errors import EngineError, InvalidConfiguration, PortInUse
@@ -28,7 +29,6 @@ from dlo_engine.front.events import Events
 from dlo_engine.front.metrics import Metrics
 from dlo_engine.front.settings import FrontSettings
 from dlo_engine.front.waiting import first_done
-from dlo_engine.logs import describe, where
 from dlo_engine.termination import write_termination_message
 
 _BACKLOG = 128

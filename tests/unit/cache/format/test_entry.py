@@ -144,11 +144,13 @@ def test_the_lease_lasts_until_the_last_view_is_gone(directory: Path) -> None:
     entry = open_entry(directory)
     array = np.frombuffer(entry.blocks[0].data, np.uint8)
     part = entry.blocks[1].view("blocks.1.weight")
+    whole = entry.blocks[2].data
     assert not entry.close()
     assert array[:8].tobytes() == tensor_data("blocks.0.weight", 1056)[:8]
     assert part == tensor_data("blocks.1.weight", 1056)
     assert not evictable(directory)
-    del array
+    assert whole[:1056] == tensor_data("single.0.weight", 1056)
+    del array, whole
     assert not evictable(directory)
     del part
     assert evictable(directory)
@@ -173,6 +175,18 @@ def test_an_entry_that_is_forgotten_lets_go(directory: Path) -> None:
     del entry
     gc.collect()
     assert evictable(directory)
+
+
+def test_a_files_entry_that_is_forgotten_lets_go(tmp_path: Path) -> None:
+    """Its descriptors too, mapped or not."""
+    write_files_entry(tmp_path / "entry", {"a": b"x", "b": b"y", "empty": b""})
+    before = open_descriptors()
+    entry = open_entry(tmp_path / "entry")
+    assert bytes(entry.files[0].data) == b"x"
+    del entry
+    gc.collect()
+    assert open_descriptors() == before
+    assert evictable(tmp_path / "entry")
 
 
 def test_a_killed_reader_leaves_no_lease(directory: Path) -> None:

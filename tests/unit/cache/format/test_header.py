@@ -251,6 +251,12 @@ def test_case_11_empty_tensors_and_scalars() -> None:
     assert sum(tensor.nbytes for tensor in header.tensors) == 20
 
 
+def test_case_11_an_empty_tensor_may_stand_before_the_one_it_follows() -> None:
+    """The header's order is free: an empty tensor at the end of the data, stated first."""
+    header = parse(file_of(f"{{{one(V, 64, 64, '[0]')},{one(K, 0, 64)}}}", bytes(64)))
+    assert [tensor.name for tensor in header.tensors] == [K, V]
+
+
 def test_no_tensors_at_all() -> None:
     """A file of nothing but a header is a file."""
     assert parse(file_of("{}")).tensors == ()

@@ -14,7 +14,7 @@ import pytest
 from blake3 import blake3
 from dlo_cache.canonical import canonical_json
 from dlo_cache.errors import Corrupt, Invalid, NewerFormat
-from dlo_cache.manifest import Manifest, block_file_name, content_digest, file_digest
+from dlo_cache.manifest import FileRecord, Manifest, block_file_name, content_digest, file_digest
 from unit.cache.format.entries import write_files_entry, write_layout_entry
 
 Document = dict[str, Any]
@@ -135,6 +135,7 @@ def change(key: str, value: Any) -> Callable[[Document], None]:
         change("tensors/0/name", "blocks.1.weight"),
         change("tensors", None),
         change("more", 1),
+        lambda document: document["tensors"][-1].update(offset=1 << 20),
         lambda document: document.pop("tensors"),
         lambda document: document["tensors"][0].pop("role"),
         lambda document: document["tensors"].reverse(),
@@ -147,6 +148,17 @@ def test_a_manifest_that_contradicts_itself_is_corrupt(
     """Every single change of a field is found, without any look at the files."""
     document = copy.deepcopy(json.loads(manifest.to_bytes()))
     damage(document)
+    with pytest.raises(Corrupt):
+        Manifest.from_bytes(canonical_json(document))
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a//b", "manifest.json", "lease", "", ".", "a\0b"])
+def test_a_file_name_that_leads_elsewhere_is_corrupt(tmp_path: Path, name: str) -> None:
+    """A manifest never makes a reader open what is not in its entry."""
+    document = json.loads(write_files_entry(tmp_path / "entry", {"a": b"x"}).to_bytes())
+    files = [FileRecord(name, None, 1, 0, document["files"][0]["digest"])]
+    document["files"][0]["name"] = name
+    document["contentDigest"] = content_digest(files)
     with pytest.raises(Corrupt):
         Manifest.from_bytes(canonical_json(document))
 

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 KILLED: Final = 137
 NOBODY: Final = 65534
-DURABLE_CALLS: Final = (
-    "mkdir", "open", "write", "pwrite", "ftruncate", "fchmod", "fsync", "rename", "link", "unlink", "rmdir",
-)  # fmt: skip
+DURABLE_CALLS: Final = ("mkdir", "open", "write", "fchmod", "fsync", "rename", "link", "unlink", "rmdir")
+"""The calls that change the disk; of ``open`` only those that make a file."""
 
 
 def in_child(work: Callable[[], None], *, uid: int | None = None) -> int:
@@ -49,9 +48,10 @@ def killed_before(call: int, work: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         left = [call]
 
-        def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def wrapped(*arguments: Any, **named: Any) -> Any:
-                left[0] -= 1
+                if name != "open" or arguments[1] & os.O_CREAT:
+                    left[0] -= 1
                 if left[0] < 0:
                     os._exit(KILLED)
                 return real(*arguments, **named)
@@ -59,7 +59,7 @@ def killed_before(call: int, work: Callable[[], None]) -> Callable[[], None]:
             return wrapped
 
         for name in DURABLE_CALLS:
-            setattr(os, name, dying(getattr(os, name)))
+            setattr(os, name, dying(name, getattr(os, name)))
         work()
 
     return run

@@ -15,8 +15,8 @@ from dlo_engine.front.metrics import Metrics
 from dlo_engine.front.process import describe_exit, prefixed
 from dlo_engine.front.responses import RequestIds
 from dlo_engine.front.status import engine_status, worst_backing
-from dlo_engine.logs import describe, where
 from dlo_engine.termination import write_termination_message
+from dlo_obs.logs import describe, where
 from starlette.types import Message, Receive, Scope, Send
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -260,3 +261,28 @@ def test_types_come_from_the_entry() -> None:
         "scale": torch.float32,
     }
     placed.close()
+
+
+def test_compiled_blocks_stream() -> None:
+    """`torch.compile` of a block's forward works on swapped objects and is not compiled again per slot."""
+    reference, empty = toy_pair({"blocks": [16, 8, 32, 16]})
+    compiled = 0
+
+    def backend(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., object]:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    for name in empty.block_names:
+        block = empty.get_submodule(name)
+        block.forward = torch.compile(block.forward, backend=backend)
+    placed = stream_toy(reference, empty, slots=3)
+    x = torch.randn(2, WIDTH)
+    with torch.no_grad():
+        for run in range(5):
+            assert torch.equal(empty(x), reference(x))
+            if run == 0:
+                first = compiled
+    assert compiled == first <= len(empty.block_names)
+    placed.close()
+    torch.compiler.reset()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dlo_engine.errors import BadEntry, InvalidConfiguration, Unsupported
+from dlo_engine.errors import BadEntry, InvalidConfiguration, RankDied, Unsupported
 from dlo_engine.groups import Groups
 from dlo_engine.mapping import open_entries
 from dlo_engine.pipeline import StreamedPipeline
@@ -221,6 +221,21 @@ def test_after_a_failed_step_the_next_request_is_right(float32: Model, request_o
         hook.remove()
         asked = request_of()
         assert pipeline.generate(asked, never).images == float32.png(asked)
+
+
+def test_a_device_that_cannot_go_on_ends_the_rank(
+    float32: Model, request_of: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When even the reset fails, the rank says that it died instead of taking the next request."""
+    with pipeline_of(float32) as pipeline:
+
+        def fail(*_args: object) -> None:
+            raise RuntimeError("illegal memory access")
+
+        monkeypatch.setattr(pipeline.placed, "reset", fail)
+        pipeline.placed.model.get_submodule("proj_out").register_forward_pre_hook(fail)
+        with pytest.raises(RankDied, match="could not go on"):
+            pipeline.generate(request_of(), never)
 
 
 def test_timings_add_up(float32: Model, request_of: MakeRequest) -> None:

@@ -12,7 +12,15 @@ import torch
 from dlo_engine.protocol import GenerateRequest
 from fakes.engine_entries import prepare
 from fakes.engine_model import Model
-from fakes.rank_work import cancel, fail_to_encode, gather_blocks, serve, share_pages, start_only
+from fakes.rank_work import (
+    break_in_a_step,
+    cancel,
+    fail_to_encode,
+    gather_blocks,
+    serve,
+    share_pages,
+    start_only,
+)
 from fakes.ranks import run_ranks
 
 MakeRequest = Callable[..., GenerateRequest]
@@ -140,6 +148,14 @@ def test_a_prompt_that_cannot_be_encoded_leaves_the_ranks_in_step(
     zero, one = run_ranks(2, fail_to_encode, tmp_path, config, asked)
     assert zero == [("EngineError", "WaveFailed"), float32.png(asked[0])]
     assert one == [("ValueError", None), float32.png(asked[1])]
+
+
+def test_a_failed_step_of_several_ranks_ends_them_all(
+    float32: Model, request_of: MakeRequest, tmp_path: Path
+) -> None:
+    """One rank fails between collectives: nobody can know how far the others are, so no rank goes on."""
+    answers = run_ranks(2, break_in_a_step, tmp_path, float32.config(tensor=2), request_of())
+    assert answers == ["RankDied", "RankDied"]
 
 
 def test_a_bad_byte_stops_every_rank(

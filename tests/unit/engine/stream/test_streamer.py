@@ -66,10 +66,7 @@ def step(streamer: Streamer, engine: FakeEngine, order: Sequence[str]) -> list[s
 
 @pytest.mark.parametrize("slots", [2, 3, 4])
 def test_steady_state_loads_every_block_once_a_step_in_order(slots: int) -> None:
-    """Prefetch runs over the end of the step:
-
-    after the first slots, loads follow the order round and round.
-    """
+    """Prefetch runs over the end of the step, so loads follow the order round and round."""
     names = [f"b{index}" for index in range(6)]
     streamer, engine = make(names, slots)
     assert [name for name, _ in engine.loads] == names[:slots]

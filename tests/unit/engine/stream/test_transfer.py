@@ -1,7 +1,4 @@
-"""The copy engine:
-
-overlap with compute, failures, accounting; and the order of streams and events (case 33).
-"""
+"""The copy engine: overlap, failures, accounting; and the order of streams and events (case 33)."""
 
 from __future__ import annotations
 
@@ -200,10 +197,7 @@ def _run_deferred(seed: int, *, gather: bool, slots: int, piece: int) -> list[tu
 @pytest.mark.parametrize("gather", [False, True], ids=["rank-local", "all-gather"])
 @pytest.mark.parametrize("slots", [2, 3])
 def test_case_33_no_kernel_reads_a_slot_too_early_or_too_late(gather: bool, slots: int) -> None:
-    """Forty random executions that respect only streams and events:
-
-    every kernel sees its own block's bytes.
-    """
+    """Forty random executions that respect only streams and events: each kernel sees its own bytes."""
     for seed in range(40):
         _run_deferred(seed, gather=gather, slots=slots, piece=700)
 
