@@ -136,7 +136,8 @@ def train_vae(images: Tensor, *, steps: int, batch: int) -> AutoencoderKL:
         posterior = DiagonalGaussianDistribution(vae.encode(picture).latent_dist.parameters.float())
         decoded = vae.decode(posterior.sample().bfloat16()).sample.float()
         divergence = posterior.kl().mean() / (LATENT_CHANNELS * SIZE * SIZE / 4)
-        total: Tensor = l1_loss(decoded, picture) + mse_loss(decoded, picture) + 1e-3 * divergence
+        wanted = picture.float()
+        total: Tensor = l1_loss(decoded, wanted) + mse_loss(decoded, wanted) + 1e-3 * divergence
         return total
 
     training = Training(vae, loss, rate=1e-3, steps=steps)

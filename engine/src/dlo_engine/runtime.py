@@ -72,7 +72,7 @@ class Runtime:
             from dlo_engine.pipeline import StreamedPipeline
 
             import_families(entries)
-            clock.lap("import")
+            clock.lap("import", rssAnonBytes=anonymous_bytes())
             if config.threads is not None:
                 torch.set_num_threads(config.threads)
             device = _device(torch, config, rank)
@@ -207,6 +207,13 @@ def _entry_status(opened: OpenEntry) -> dict[str, Any]:
         "registeredBytes": 0,
         "pssBytes": _pss(opened),
     }
+
+
+def anonymous_bytes() -> int:
+    """Private memory of this process now (RssAnon): what a plan's private bytes come on top of."""
+    status = Path("/proc/self/status").read_text()
+    kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(kilobytes) * 1024
 
 
 def _pss(opened: OpenEntry) -> int:

@@ -30,8 +30,10 @@ class DeviceMemory:
         if nbytes == 0:
             return torch.empty(0, dtype=torch.uint8, device=self.device)
         if self.device.type == "cpu":
-            # An anonymous mapping starts on a page; torch's own host allocator promises 64 bytes only.
-            buffer = torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8)
+            # An anonymous mapping starts on a page; torch's own host allocator promises 64 bytes only. Private:
+            # a shared one would be charged as shared memory, which plans and limits count apart.
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            buffer = torch.frombuffer(memory, dtype=torch.uint8)
         else:
             buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         if buffer.data_ptr() % ALIGNMENT:

@@ -38,7 +38,7 @@ def reserve(root: Root, needed_bytes: int, needed_files: int, *, subject: str) -
         raise NoSpace(
             f"{subject} needs {needed_bytes} bytes; {root.path} has {free} free beside {headroom} kept back",
             code="InsufficientDisk",
-            hint="remove entries that nothing needs (`dlo cache gc`), or use a larger disk",
+            hint="remove entries that nothing needs (`dlo cache rm`), or use a larger disk",
             needed_bytes=needed_bytes,
             free_bytes=free,
         )

@@ -30,9 +30,10 @@ def run_app() -> int:
     try:
         status = app(standalone_mode=False)
     except Exit as leaving:
-        return leaving.exit_code
+        # Typer turns a KeyboardInterrupt into an exit of its own.
+        return _interrupted() if leaving.exit_code == INTERRUPTED else leaving.exit_code
     except (KeyboardInterrupt, Abort, Cancelled):
-        return _say("interrupted: nothing is half-written", INTERRUPTED)
+        return _interrupted()
     except BrokenPipeError:
         # Whoever read our output is gone; nothing more can be said there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -51,6 +52,10 @@ def _usage_line(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     remedy = f" — see {context.command_path} --help" if context is not None else ""
     return f"error: Usage: {error.format_message()}{remedy}"
+
+
+def _interrupted() -> int:
+    return _say("interrupted: nothing is half-written", INTERRUPTED)
 
 
 def _say(line: str, status: int) -> int:

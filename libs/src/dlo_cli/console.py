@@ -95,7 +95,7 @@ class Console:
         """The callback that long jobs report to; ``done`` and ``total`` in bytes."""
         verb = VERBS.get(event.phase, event.phase)
         if self._rich.is_terminal:
-            self._draw(verb, event.subject, event.done, event.total, DownloadColumn(), TransferSpeedColumn())
+            self._draw(verb, event.subject, event.done, event.total, DownloadColumn(binary_units=True), TransferSpeedColumn())
         else:
             self._say(verb, event.subject, event.done, event.total, human_bytes)
 
@@ -121,6 +121,8 @@ class Console:
         if key not in self._tasks:
             self._tasks[key] = self._bars.add_task(f"{verb} {subject}", total=total)
         self._bars.update(self._tasks[key], completed=done, total=total)
+        if done >= total:
+            self._bars.remove_task(self._tasks.pop(key))
 
     def _say(self, verb: str, subject: str, done: int, total: int, unit: Callable[[int], str]) -> None:
         """A line every few seconds, so that a log shows life and a short job says nothing."""

@@ -18,6 +18,8 @@ from dlo_cli.roots import cache_root
 
 LOCALHOST = "127.0.0.1"
 SAY_WHY_SECONDS = 3.0
+PHASES = 5
+"""What a rank reports on its way to ready: map, import, build, warmup, verify."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def serve(manifest: DiffusionDeployment, handover: Handover, options: RunOptions
         "Engine", f"starting {ranks} rank{'s' if ranks > 1 else ''} on {manifest.spec.engine.device}"
     )
     with Engine(manifest, handover, host=options.host, port=port, verbose=options.verbose) as engine:
-        ready = wait_ready(engine, console)
+        ready = wait_ready(engine, ranks, console)
         url = str(ready["url"])
         if options.prompts:
             draw_all(engine, url, options, console)
@@ -106,13 +108,18 @@ def draw_all(engine: Engine, url: str, options: RunOptions, console: Console) ->
         console.result(relative(path))
 
 
-def wait_ready(engine: Engine, console: Console) -> Event:
+def wait_ready(engine: Engine, ranks: int, console: Console) -> Event:
     """The ready event. Raises what the engine says of its failure."""
+    begun = 0
     for event in engine.events():
         kind = event.get("event")
         if kind == "failed":
             raise failure(event)
+        if kind == "phase":
+            begun += 1
+            console.counted("Starting", "the engine", begun, ranks * PHASES)
         if kind == "ready":
+            console.settle()
             console.step("Engine", _ready_words(event.get("status", {})))
             return event
     raise _unexplained(engine, console)

@@ -1,9 +1,12 @@
 """Bad input: one clear line, exit 2 or 1, nothing written, no traceback."""
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from unit.cache.store.processes import NOBODY, in_child
 from unit.cli.prompt import Dlo, Said, files_below
 
 DIGITS = "model: {source: {directory: {root: samples, path: digits}}}\nengine: {device: Cpu}\n"
@@ -140,3 +143,40 @@ def test_output_folder_that_cannot_be_made(
     said = dlo("run", "-f", manifest(DIGITS), "--prompt", "seven", "--out", tmp_path / "file/out")
     refused(said, 2, "--out")
     assert files_below(home) == []
+
+
+def test_full_disk_is_said_before_the_first_byte(
+    dlo: Dlo, home: Path, manifest: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes needed and free are in the line, and nothing was begun."""
+    real = os.statvfs
+
+    def nearly_full(path: int | str) -> os.statvfs_result:
+        found = list(real(path))
+        found[3] = found[4] = 200  # free blocks
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", nearly_full)
+    refused(dlo("run", "-f", manifest(DIGITS)), 1, "InsufficientDisk", "needs", "free")
+    assert list((home / ".cache/dlo/v1/ingest").iterdir()) == []
+    assert list((home / ".cache/dlo/v1/entries").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_read_only_root_names_owner_and_user(dlo: Dlo, manifest: Callable[[str], Path]) -> None:
+    """An ordinary user on somebody else's root gets one line with uid, gid and mode."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        assert dlo("cache", "init", "--cache-root", folder / "root").status == 0
+        (folder / "root").chmod(0o755)
+        (folder / "root/v1").chmod(0o755)
+        file = folder / "manifest.yaml"
+        file.write_text(manifest(DIGITS).read_text())
+        before = files_below(folder)
+
+        def as_somebody() -> None:
+            refused(dlo("run", "-f", file, "--cache-root", folder / "root"), 1, "Denied", "uid", "mode")
+
+        assert in_child(as_somebody, uid=NOBODY) == 0
+        assert files_below(folder) == before

@@ -138,9 +138,7 @@ def whole_pipeline(root: Path) -> Path:
 
 
 def hub_cache(root: Path, files: Mapping[str, bytes], revision: str = REVISION) -> Path:
-    """The files as the hub's cache keeps them: blobs named by digest, a snapshot of links; returns the
-    snapshot.
-    """
+    """The files as the hub's cache keeps them, blobs and a snapshot of links; returns the snapshot."""
     repo = root / "models--acme--tiny-dit"
     snapshot = repo / "snapshots" / revision
     for name, content in files.items():

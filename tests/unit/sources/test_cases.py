@@ -1,6 +1,4 @@
-"""Checkpoints that broke other readers: each is read right, or refused by its own words before a byte is
-used.
-"""
+"""Checkpoints that broke other readers: each is read right, or refused by its own words."""
 
 from __future__ import annotations
 
@@ -316,9 +314,7 @@ def test_case_13_fused_qkv_rows(tmp_path: Path) -> None:
 
 
 def test_case_15_roles(tmp_path: Path) -> None:
-    """Shapes from headers and roles from the layout: the bias is cut with its weight, the constant stays
-    0-d.
-    """
+    """Shapes from headers, roles from the layout: the bias is cut with its weight, the constant is not."""
     net = "transformer_blocks.0.ff.net."
     tensors = [
         tensor(f"{net}0.proj.weight", "F32", (48, 16)),

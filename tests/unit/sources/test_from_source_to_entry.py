@@ -100,9 +100,7 @@ def test_case_01_no_stale_byte_reaches_an_entry(tmp_path: Path) -> None:
 
 
 def test_an_entry_is_the_same_wherever_it_is_built(tmp_path: Path) -> None:
-    """Two copies of a checkpoint, two roots, two umasks, other file times: equal keys, manifests and
-    bytes.
-    """
+    """Two copies, two roots, two umasks, other file times: equal keys, manifests and bytes."""
     put_shards(shell(tmp_path / "one"), tiny_dit(), 2)
     shutil.copytree(tmp_path / "one", tmp_path / "deep" / "two")
     entries = [built(init_root(tmp_path / "cache"), opened(tmp_path / "one"), replicated())]

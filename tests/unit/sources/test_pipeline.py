@@ -134,9 +134,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_pipeline(tmp_path: Path, root: Path) -> None:
-    """An empty folder; one component instead of the folder above; a hub repository instead of its
-    snapshot.
-    """
+    """An empty folder; one component; a hub repository instead of one of its snapshots."""
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", SourceInvalid, "model_index.json")
     refused(root / "transformer", SourceInvalid, f"give the folder above it, {root}")

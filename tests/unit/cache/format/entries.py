@@ -1,6 +1,4 @@
-"""Entries written by hand, without the builder, so that reader and builder are tested against the same
-words.
-"""
+"""Entries written by hand, so that reader and builder are tested against the same words."""
 
 from __future__ import annotations
 

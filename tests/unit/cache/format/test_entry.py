@@ -138,9 +138,7 @@ def test_the_lease_is_held_from_open_to_close(directory: Path) -> None:
 
 
 def test_the_lease_lasts_until_the_last_view_is_gone(directory: Path) -> None:
-    """A consumer that still holds bytes keeps them valid and the entry in its place; nothing is unmapped
-    under it.
-    """
+    """A consumer that still holds bytes keeps them valid, mapped, and the entry in its place."""
     entry = open_entry(directory)
     array = np.frombuffer(entry.blocks[0].data, np.uint8)
     part = entry.blocks[1].view("blocks.1.weight")
@@ -293,9 +291,7 @@ def test_case_19_a_missing_file_or_manifest(directory: Path) -> None:
 
 
 def test_the_header_must_say_what_the_manifest_says(directory: Path) -> None:
-    """A header that names another shape of the same size is found before any view is made, with the
-    tensor.
-    """
+    """A header of another shape but the same size is found before any view is made."""
     header = (directory / FIRST).read_bytes()[:4096]
     overwrite(directory / FIRST, header.index(b"[16,33]"), b"[33,16]")
     refused(directory, Corrupt, r"blocks\.0\.weight is not in its header as in the manifest")

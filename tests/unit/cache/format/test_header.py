@@ -266,9 +266,7 @@ def test_no_tensors_at_all() -> None:
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4))
 @example(8, b"[")
 def test_a_damaged_file_is_read_right_or_refused(place: int, damage: bytes) -> None:
-    """Whatever bytes are changed, the answer is a header that tiles its data or BadHeader, never another
-    error.
-    """
+    """Whatever bytes are changed, the header tiles its data or there is BadHeader, never another error."""
     data = bytearray(whole_file()[:600])
     at = place % (len(data) - len(damage))
     data[at : at + len(damage)] = damage

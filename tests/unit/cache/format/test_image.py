@@ -89,9 +89,7 @@ def test_a_name_twice_is_refused() -> None:
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(WORDS - {"F8_E8M0"})), SHAPES), max_size=12))
 def test_every_image_keeps_its_promises(shaped: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Alignment, order, tiling and the reader's agreement, for any dtypes and shapes, empty and 0-d ones
-    too.
-    """
+    """Alignment, order, tiling and the reader's agreement, for any dtypes and shapes."""
     tensors = [Shaped(f"t.{at}", dtype, shape) for at, (dtype, shape) in enumerate(shaped)]
     data = image(tensors)
     header = parse_header(lambda offset, length: data[offset : offset + length], len(data), "x")

@@ -64,9 +64,7 @@ def test_equal_entries_have_equal_manifests_wherever_and_whenever_built(tmp_path
 
 
 def test_digests_are_defined_by_the_format() -> None:
-    """File digest: header bytes, then raw tensor digests. Content digest: the list of names, sizes and
-    digests.
-    """
+    """Of a file: header bytes, then raw tensor digests. Of the content: names, sizes and digests."""
     one, two = blake3(b"one").hexdigest(), blake3(b"two").hexdigest()
     header = b"header"
     assert (

@@ -106,9 +106,7 @@ def test_fit_never_exceeds_the_budget(sizes: list[int], budget: int, slots: int,
 
 
 def test_slots_hold_the_largest_streamed_block() -> None:
-    """Rounded up to a page for one rank, to a page for each rank of a group; nothing streamed needs
-    nothing.
-    """
+    """Rounded up to a page for each rank of a group; nothing streamed needs nothing."""
     assert slot_bytes([1, PAGE + 1, 3 * PAGE], (2,)) == 2 * PAGE
     assert slot_bytes([3 * PAGE], (), 2) == 4 * PAGE
     assert slot_bytes([5], (0,)) == 0
