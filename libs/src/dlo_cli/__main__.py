@@ -6,7 +6,7 @@ import sys
 from types import FrameType
 
 from dlo_cache.errors import Cancelled
-from typer.exceptions import Abort, Exit, TyperException
+from typer.exceptions import Abort, TyperException
 
 from dlo_cli.app import app, stopping
 from dlo_cli.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, error_line, exit_status
@@ -29,9 +29,6 @@ def run_app() -> int:
     """The exit status of one command; its error, if any, is on standard error as one line."""
     try:
         status = app(standalone_mode=False)
-    except Exit as leaving:
-        # Typer turns a KeyboardInterrupt into an exit of its own.
-        return _interrupted() if leaving.exit_code == INTERRUPTED else leaving.exit_code
     except (KeyboardInterrupt, Abort, Cancelled):
         return _interrupted()
     except BrokenPipeError:
@@ -42,6 +39,8 @@ def run_app() -> int:
         return _say(_usage_line(error), WRONG_INPUT)
     except Exception as error:  # the edge: no traceback reaches a user
         return _say(error_line(error), exit_status(error))
+    if status == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        return _interrupted()
     return status if isinstance(status, int) else DONE
 
 
