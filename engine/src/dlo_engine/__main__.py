@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlo_engine.errors import InvalidConfiguration
 from dlo_engine.flags import add_flags, config_from, make_parser
+from dlo_engine.front.events import Events
 
 if TYPE_CHECKING:
     from dlo_engine.front.settings import FrontSettings
@@ -38,6 +39,9 @@ def main(argv: Sequence[str], settings: FrontSettings | None = None) -> int:
         values = vars(parser.parse_args(arguments))
         config = config_from(values, extra)
     except InvalidConfiguration as error:
+        channel = Events(enabled="--events" in arguments)
+        channel.emit({"event": "failed", "code": error.code, "message": error.message, "hint": error.hint})
+        channel.close()
         sys.stderr.write(f"error: {error.line}\n")
         return error.exit_status
     try:

@@ -69,6 +69,18 @@ _LEAVES_ROOT: Final = r"^/|(^|/)\.\.(/|$)"
 
 _MAX_RESIDENT: Final = 10_000
 
+NATIVE_EXTRA_FLAGS: Final = (
+    "--default-guidance",
+    "--default-size",
+    "--default-steps",
+    "--max-sequence-length",
+    "--slots",
+    "--threads",
+)
+"""What `engine.extraArgs` may set on the Native engine; none of them chooses a path, a port or a program."""
+
+_NATIVE_EXTRA: Final = f"^({'|'.join(NATIVE_EXTRA_FLAGS)})=."
+
 
 def _one_source(s: Subject) -> bool:
     source = s.spec.model.source
@@ -160,6 +172,17 @@ RULES: Final[tuple[Rule, ...]] = (
         field_path="spec.engine.version",
         check=lambda s: (
             s.spec.engine.kind != "VllmOmni" or s.spec.engine.image == "" or s.spec.engine.version != ""
+        ),
+    ),
+    Rule(
+        name="NativeExtraArgs",
+        cel=f"self.engine.kind != 'Native' || self.engine.extraArgs.all(arg, arg.matches(r'{_NATIVE_EXTRA}'))",
+        what="an extra argument is not one that the Native engine takes",
+        change=f"write FLAG=VALUE with one of {', '.join(NATIVE_EXTRA_FLAGS)}",
+        field_path="spec.engine.extraArgs",
+        check=lambda s: (
+            s.spec.engine.kind != "Native"
+            or all(re.search(_NATIVE_EXTRA, a) for a in s.spec.engine.extra_args)
         ),
     ),
     Rule(

@@ -95,7 +95,8 @@ class Console:
         """The callback that long jobs report to; ``done`` and ``total`` in bytes."""
         verb = VERBS.get(event.phase, event.phase)
         if self._rich.is_terminal:
-            self._draw(verb, event.subject, event.done, event.total, DownloadColumn(binary_units=True), TransferSpeedColumn())
+            rates = DownloadColumn(binary_units=True), TransferSpeedColumn()
+            self._draw(verb, event.subject, event.done, event.total, *rates)
         else:
             self._say(verb, event.subject, event.done, event.total, human_bytes)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from dlo_api.load import load_manifest
 from dlo_api.unbuilt import check_built
 from dlo_api.v1alpha1 import DiffusionDeployment
+from dlo_api.yamldoc import MAX_BYTES
 
 from dlo_cli.errors import UsageError
 from dlo_cli.model import Model, locate, open_model
@@ -13,7 +14,9 @@ from dlo_cli.model import Model, locate, open_model
 def read_manifest(file: Path) -> DiffusionDeployment:
     """The manifest in a file. Raises UsageError, or the errors of `dlo_api` that list every problem."""
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as stream:
+            # One byte more than a manifest may have: endless files end here, and the reader names the limit.
+            text = stream.read(MAX_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(
@@ -31,6 +34,12 @@ def open_manifest_model(
     directory = spec.model.source.directory
     if directory is None:
         raise UsageError("spec.model.source: only a directory can be used without a cluster")
+    if spec.model.layout and layout is None:
+        raise UsageError(
+            f"spec.model.layout: {spec.model.layout!r} is a name from a cluster's Helm values",
+            hint="give the layout's file with --layout FILE",
+            code="UnknownLayout",
+        )
     folder = locate(directory, file, roots)
     model = open_model(folder, spec.model.components, variant=spec.model.variant, layout_file=layout)
     for streamed in model.streamed:

@@ -29,6 +29,16 @@ BREAKS: dict[str, list[dict[str, Any]]] = {
     "DirectoryNamesRoot": [{"spec.model.source.directory": {"path": "digits"}}],
     "VllmOmniNeedsGpu": [_VLLM | {"spec.engine.device": "Cpu"}],
     "VllmOmniImageNeedsVersion": [_VLLM | {"spec.engine.image": "example.org/engine:1"}],
+    "NativeExtraArgs": [
+        {"spec.engine.extraArgs": args}
+        for args in (
+            ["--host=0.0.0.0"],
+            ["--slots"],
+            ["--slots="],
+            ["slots=2"],
+            ["--slots=3", "--handover=/x"],
+        )
+    ],
     "DegreesAtLeastOne": [
         {f"spec.parallelism.{degree}": below}
         for degree in ("tensor", "data", "ulysses", "ring", "cfg", "pipeline", "expert")

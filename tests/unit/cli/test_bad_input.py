@@ -62,6 +62,8 @@ def test_command_line_is_refused_before_any_work(
         (DIGITS + "paralelism: {tensor: 2}", ["spec.paralelism", "did you mean parallelism?"]),
         (DIGITS + "parallelism: {tensor: two}", ["spec.parallelism.tensor", "whole number", "'two'"]),
         (DIGITS + "replicas: -1", ["spec.replicas"]),
+        (DIGITS.replace("Cpu", "Cpu, extraArgs: [--host=0.0.0.0]"), ["spec.engine.extraArgs", "--slots"]),
+        (DIGITS.replace("digits}}", "digits}}, layout: mine"), ["spec.model.layout", "--layout FILE"]),
         (DIGITS + "offload: {mode: Distributed}", ["spec.offload.mode", "DistributedLayerwise"]),
         (DIGITS + "offload: {mode: None, transfer: AllGather}", ["AllGather"]),
         (DIGITS + "offload: {transfer: AllGather}", ["AllGather"]),
