@@ -178,7 +178,7 @@ RULES: Final[tuple[Rule, ...]] = (
         name="NativeExtraArgs",
         cel=f"self.engine.kind != 'Native' || self.engine.extraArgs.all(arg, arg.matches(r'{_NATIVE_EXTRA}'))",
         what="an extra argument is not one that the Native engine takes",
-        change=f"write FLAG=VALUE with one of {', '.join(NATIVE_EXTRA_FLAGS)}",
+        change=f"give FLAG=VALUE with one of {', '.join(NATIVE_EXTRA_FLAGS)}",
         field_path="spec.engine.extraArgs",
         check=lambda s: (
             s.spec.engine.kind != "Native"
