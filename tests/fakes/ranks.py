@@ -30,8 +30,7 @@ def run_ranks(world: int, target: Callable[..., Any], folder: Path, *args: Any) 
 
     `folder` is an empty place for the rendezvous file.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = _context()
     rendezvous = f"file://{folder / f'rendezvous-{time.monotonic_ns()}'}"
     pipes, processes = [], []
     for rank in range(world):
@@ -51,6 +50,17 @@ def run_ranks(world: int, target: Callable[..., Any], folder: Path, *args: Any) 
                 process.join()
         for pipe in pipes:
             pipe.close()
+
+
+def _context() -> Any:
+    """Fresh interpreters where there is a GPU: CUDA cannot be used in a child of a process that touched it."""
+    import torch
+
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
 
 
 def _collect(pipes: list[Any]) -> list[Any]:
