@@ -152,7 +152,6 @@ def _ready_words(status: Event) -> str:
     start = status.get("start", {})
     size = human_bytes(sum(int(entry.get("bytes", 0)) for entry in entries))
     verified = "verified" if backing.get("verified") else "not verified"
-    milliseconds = ", ".join(
-        f"{name[:-2]} {value:.0f} ms" for name, value in start.items() if name.endswith("Ms")
-    )
+    phases = [(name[:-2], value) for name, value in start.items() if name.endswith("Ms") and value >= 1]
+    milliseconds = ", ".join(f"{name} {value:.0f} ms" for name, value in phases)
     return f"ready: {backing.get('kind')}, {size} in {len(entries)} entries, {verified} ({milliseconds})"
