@@ -52,6 +52,7 @@ fmt: $(VENV)/installed ## format and fix what can be fixed by itself
 generate: $(VENV)/installed ## write the generated files again: CRDs, reference pages
 	$(BIN)/python -m dlo_api.crdgen crds
 	$(BIN)/python -m dlo_api.crdgen --reference > docs/reference/api.md
+	$(BIN)/python docs/reference/make_errors.py > docs/reference/errors.md
 
 lock: $(UV) ## resolve the newest versions and lock them with hashes
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt

@@ -1,5 +1,7 @@
 """Generated means generated: what is committed is what the models say."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from dlo_api.crdgen import check_folder, reference
@@ -17,6 +19,13 @@ def test_crds_are_those_of_the_models() -> None:
 def test_api_reference_is_that_of_the_models() -> None:
     """The page of fields is written by the same command."""
     assert (REPO / "docs/reference/api.md").read_text() == reference()
+
+
+def test_error_reference_is_that_of_the_source() -> None:
+    """Every code stands on the page, and none that no longer exists."""
+    script = REPO / "docs/reference/make_errors.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert (REPO / "docs/reference/errors.md").read_text() == done.stdout
 
 
 def test_api_and_engine_take_the_same_extra_arguments() -> None:
