@@ -11,7 +11,7 @@ ROLES := operator agent engine cli dev
 UV := $(shell command -v uv || echo .uv/bin/uv)
 LOCK := $(UV) pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
 
-.PHONY: help demo test check fmt unit gpu generate lock bench clean
+.PHONY: help demo test check api fmt gpu generate lock bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,6 +33,8 @@ demo: $(VENV)/installed ## draw two digits with the sample model, streamed from 
 	$(BIN)/dlo run -f examples/digits.yaml --prompt "a handwritten seven" --prompt "a handwritten three" --out out/
 
 test: check ## every check and test that this machine can run
+	@# The API server's binaries come from Go modules, once: about 15 minutes where nothing is cached.
+	$(BIN)/python tests/clusterbin.py --if-possible
 	OMP_NUM_THREADS=1 $(BIN)/pytest
 
 check: $(VENV)/installed ## lint, types, import walls, generated files
@@ -41,6 +43,10 @@ check: $(VENV)/installed ## lint, types, import walls, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m dlo_api.crdgen --check crds
+
+api: $(VENV)/installed ## the tests against a real API server; without Go or its binaries they fail here
+	$(BIN)/python tests/clusterbin.py
+	DLO_REQUIRE_API=1 $(BIN)/pytest tests/api
 
 gpu: $(VENV)/installed ## the tests that need a CUDA device; without one they fail here
 	DLO_REQUIRE_GPU=1 $(BIN)/pytest tests/gpu

@@ -1,6 +1,7 @@
-"""What a test needs is said by its folder: tests/unit nothing, tests/gpu a CUDA device.
+"""What a test needs is said by its folder: tests/unit nothing, tests/gpu a CUDA device, tests/api an API server.
 
-A missing prerequisite is a skip that gives its reason, and a failure where DLO_REQUIRE_GPU=1 asks for it.
+A missing prerequisite is a skip that gives its reason, and a failure where DLO_REQUIRE_GPU=1 or DLO_REQUIRE_API=1
+asks for it.
 """
 
 import os
@@ -9,23 +10,45 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+NEEDS = {"gpu": "needs a CUDA device (folder tests/gpu)", "api": "needs an API server (folder tests/api)"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One marker a folder."""
+    for name, what in NEEDS.items():
+        config.addinivalue_line("markers", f"{name}: {what}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by folder."""
     for item in items:
-        if item.path.is_relative_to(TESTS / "gpu"):
-            item.add_marker("gpu")
+        for name in NEEDS:
+            if item.path.is_relative_to(TESTS / name):
+                item.add_marker(name)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip, or fail where it is required, what lacks its device."""
-    if item.get_closest_marker("gpu") is None:
-        return
+    """Skip, or fail where it is required, what lacks its device or server."""
+    for name, lacks in (("gpu", _lacks_gpu), ("api", _lacks_api)):
+        if item.get_closest_marker(name) is None or (reason := lacks()) is None:
+            continue
+        required = f"DLO_REQUIRE_{name.upper()}"
+        if os.environ.get(required) == "1":
+            pytest.fail(f"{required}=1, but {reason}")
+        pytest.skip(reason)
+
+
+def _lacks_gpu() -> str | None:
     import torch
 
-    if torch.cuda.is_available():
-        return
-    if os.environ.get("DLO_REQUIRE_GPU") == "1":
-        pytest.fail("DLO_REQUIRE_GPU=1, but torch sees no CUDA device")
-    pytest.skip("torch sees no CUDA device")
+    return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+
+def _lacks_api() -> str | None:
+    from clusterbin import missing
+
+    lacking = missing()
+    if not lacking:
+        return None
+    return f"{', '.join(lacking)} not built: run python tests/clusterbin.py (needs Go)"

@@ -18,11 +18,13 @@ from dlo_sources.pipeline import open_directory
 PRODUCER = {"name": "tests"}
 
 
-def prepare(folder: Path, root_path: Path, *, tensor: int = 1, component: str = "transformer") -> Path:
+def prepare(
+    folder: Path, root_path: Path, *, tensor: int = 1, component: str = "transformer", variant: str = ""
+) -> Path:
     """Builds the entries of `component` for `tensor` ranks and of the rest; returns the hand-over file."""
     root_path.mkdir(parents=True)
     root = init_root(root_path)
-    pipeline = open_directory(folder)
+    pipeline = open_directory(folder, variant=variant)
     pipeline = pipeline.with_files(hash_files(pipeline.all_files(), DigestCache(None)))
     streamed = pipeline.component(component)
     layout = builtin_layout(str(streamed.config["_class_name"]))

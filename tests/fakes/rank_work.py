@@ -29,6 +29,12 @@ def _ignore(_phase: str, _details: dict[str, Any]) -> None:
     """Nobody listens to the start."""
 
 
+def _status_bytes(key: str) -> int:
+    """A figure of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) * 1024
+
+
 def serve(
     rank: int, rendezvous: str, config: EngineConfig, requests: Sequence[Sequence[GenerateRequest]]
 ) -> dict[str, Any]:
@@ -47,6 +53,7 @@ def serve(
         "timings": timings,
         "memory": dict(pipeline.memory.allocated),
         "status": runtime.status(),
+        "sharedMemory": _status_bytes("RssShmem"),
     }
     runtime.close()
     runtime.close()

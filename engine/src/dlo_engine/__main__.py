@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlo_engine.errors import InvalidConfiguration
+from dlo_engine.errors import EngineError, InvalidConfiguration
 from dlo_engine.flags import add_flags, config_from, make_parser
 from dlo_engine.front.events import Events
 
@@ -39,24 +39,38 @@ def main(argv: Sequence[str], settings: FrontSettings | None = None) -> int:
         values = vars(parser.parse_args(arguments))
         config = config_from(values, extra)
     except InvalidConfiguration as error:
-        channel = Events(enabled="--events" in arguments)
-        channel.emit({"event": "failed", "code": error.code, "message": error.message, "hint": error.hint})
-        channel.close()
-        sys.stderr.write(f"error: {error.line}\n")
-        return error.exit_status
+        return _refuse(arguments, error)
     try:
         # The web framework is only needed now: a wrong command line is answered without it.
         from dlo_obs.logs import configure
 
         from dlo_engine.front.serve import serve
         from dlo_engine.lifeline import end_with
-
+    except ImportError as error:
+        missing = EngineError(
+            f"a library of the engine cannot be loaded: {error}",
+            hint="install dlo-operator[engine] in this environment",
+            code="EngineNotInstalled",
+        )
+        return _refuse(arguments, missing)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    try:
         configure()
         if values["exit_with_parent"] and not end_with(parent, signal.SIGTERM):
             return 128 + signal.SIGTERM
         return serve(config, events=bool(values["events"]), settings=settings)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _refuse(arguments: Sequence[str], error: EngineError) -> int:
+    """Say why there will be no engine, to a parent process too; returns the exit status."""
+    channel = Events(enabled="--events" in arguments)
+    channel.emit({"event": "failed", "code": error.code, "message": error.message, "hint": error.hint})
+    channel.close()
+    sys.stderr.write(f"error: {error.line}\n")
+    return error.exit_status
 
 
 def split_extra(argv: Sequence[str]) -> tuple[list[str], list[str]]:

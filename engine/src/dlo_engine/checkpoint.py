@@ -7,13 +7,15 @@ copy into the slot (backing MappedCheckpoint). At higher degrees this rank's par
 
 from __future__ import annotations
 
-import json
 import mmap
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from dlo_cache.canonical import strict_json
 from dlo_cache.entry import Entry
+from dlo_cache.errors import Invalid
 from dlo_cache.header import ALIGNMENT, parse_header, tensor_bytes
 from dlo_cache.layout import Layout
 from dlo_cache.mapping import MappedFile
@@ -22,7 +24,7 @@ from dlo_engine.config import Backing
 from dlo_engine.errors import BadEntry
 from dlo_engine.specs import BlockImage, Segment, block_image
 
-_INDEX = ".safetensors.index.json"
+_INDEX = re.compile(r".+\.safetensors\.index(?:\.\w+)?\.json")
 _WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -103,10 +105,12 @@ def _reader(data: memoryview) -> Callable[[int, int], bytes]:
 def _weight_files(files: Mapping[str, MappedFile], component: str) -> tuple[list[str], dict[str, str] | None]:
     """The weight files of a component, and with an index which tensor lies in which."""
     own = [name for name in files if name.startswith(f"{component}/")]
-    indexes = [name for name in own if name.endswith(_INDEX)]
+    indexes = [name for name in own if _INDEX.fullmatch(name)]
     if len(indexes) == 1:
-        index = json.loads(bytes(files[indexes[0]].data))
-        owner = {tensor: f"{component}/{name}" for tensor, name in index["weight_map"].items()}
+        owner = {
+            tensor: f"{component}/{name}"
+            for tensor, name in _weight_map(files[indexes[0]], indexes[0]).items()
+        }
         return sorted(set(owner.values())), owner
     weights = [name for name in own if name.endswith(".safetensors")]
     if f"{component}/{_WEIGHTS}" in weights:
@@ -117,6 +121,17 @@ def _weight_files(files: Mapping[str, MappedFile], component: str) -> tuple[list
         f"The Files entry holds {len(weights)} weight files and {len(indexes)} indexes of {component}",
         hint="prepare the whole pipeline (select All) with one set of weights",
     )
+
+
+def _weight_map(file: MappedFile, name: str) -> Mapping[str, str]:
+    try:
+        index = strict_json(bytes(file.data), name)
+    except Invalid as error:
+        raise BadEntry(error.message, hint=error.hint) from error
+    placed = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
+        raise BadEntry(f"{name} has no weight_map")
+    return placed
 
 
 def _cut(
@@ -144,7 +159,9 @@ def _image(name: str, sources: Iterable[_Source], *, private: bool) -> BlockImag
             segments.append(Segment(offset, source.data))
         offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
     if private and offset:
-        memory = np.frombuffer(mmap.mmap(-1, offset), np.uint8)
+        # Private: a shared one would be charged as shared memory, which plans and limits count apart.
+        anonymous = mmap.mmap(-1, offset, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = np.frombuffer(anonymous, np.uint8)
         for segment in segments:
             memory[segment.offset : segment.offset + segment.data.nbytes] = np.frombuffer(
                 segment.data, np.uint8

@@ -169,14 +169,20 @@ class Attachment:
         original = block.forward
         streamer = self._streamer
 
+        running = 0
+
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal running
             slot = streamer.acquire(name)
+            running += 1
             try:
                 binding.bind(slot)
                 return original(*args, **kwargs)
             finally:
-                binding.unbind()
+                running -= 1
+                if not running:  # a block that called itself still needs its weights
+                    binding.unbind()
                 streamer.release(name)
 
         def undo() -> None:

@@ -52,19 +52,23 @@ class Entries:
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's config.json. Raises BadEntry without one."""
-        path = self.rest.entry.directory / component / "config.json"
-        try:
-            config = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise BadEntry(f"The pipeline has no readable {component}/config.json") from error
-        if not isinstance(config, dict):
-            raise BadEntry(f"{component}/config.json is not an object")
-        return config
+        return read_config(self.rest.entry.directory, component)
 
     def close(self) -> None:
         """Unmap and give the leases back. Idempotent; nothing may use the mappings any more."""
         for opened in self.all():
             opened.entry.close()
+
+
+def read_config(directory: Path, component: str) -> dict[str, Any]:
+    """The config.json of a component in a pipeline's folder. Raises BadEntry without one."""
+    try:
+        config = json.loads((directory / component / "config.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadEntry(f"The pipeline has no readable {component}/config.json") from error
+    if not isinstance(config, dict):
+        raise BadEntry(f"{component}/config.json is not an object")
+    return config
 
 
 def open_entries(

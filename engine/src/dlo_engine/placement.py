@@ -93,8 +93,10 @@ def place(
     images = [*([rest] if rest is not None else []), *blocks]
     fit(model, images)
     _load_tied(model, images, engine, memory)
-    staying = [block for index, block in enumerate(blocks) if index in plan.resident]
-    streamed = [block for index, block in enumerate(blocks) if index not in plan.resident]
+    # A block of empty tensors alone has nothing to copy and may have no slot to copy it to.
+    stays = [index in plan.resident or not block.nbytes for index, block in enumerate(blocks)]
+    staying = [block for block, here in zip(blocks, stays, strict=True) if here]
+    streamed = [block for block, here in zip(blocks, stays, strict=True) if not here]
     for image in (*([rest] if rest is not None else []), *staying):
         buffer = memory.allocate(image.nbytes, "resident")
         if image.nbytes:

@@ -114,6 +114,8 @@ def _prepare_environment(launch: Launch) -> None:
     """Settings that libraries read once when they load. NCCL's are the user's own."""
     config = launch.config
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Everything an engine reads lies in its entries: no library may look for more on a hub.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     if config.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dlo_engine.groups import Groups
     from dlo_engine.pipeline import StreamedPipeline
 
+PSS_MAX_AGE_SECONDS = 30.0
+"""The kernel walks every page of the mappings to tell their PSS: too much for the status of each request."""
+
 
 class Runtime:
     """One rank, ready. Made by `start`; not thread-safe but for `status`."""
@@ -43,6 +46,7 @@ class Runtime:
         self._limits = pipeline.limits
         self._start = start
         self._last: dict[str, float] = {}
+        self._pss: tuple[float, list[int]] | None = None
 
     @classmethod
     def start(cls, config: EngineConfig, rank: int, rendezvous: str, report: Report) -> Runtime:
@@ -90,9 +94,11 @@ class Runtime:
             report("verify", {"ms": start["verifyMs"], "bytes": verification.checked_bytes})
         except BaseException:
             verification.stop()
-            if pipeline is not None and config.world > 1:
-                # Other ranks go on without this one: a copy of theirs or ours may wait for ever.
-                pipeline.abandon()
+            if groups is not None and config.world > 1:
+                # Other ranks go on without this one: a copy of theirs or ours may wait for ever, and so may
+                # leaving a group with such a copy in it. This process ends soon; its end gives all back.
+                if pipeline is not None:
+                    pipeline.abandon()
             else:
                 _release(pipeline, groups, entries)
             raise
@@ -119,10 +125,18 @@ class Runtime:
                 "fallbackCode": self._fallback_code,
                 "verified": self._config.verify == "Always",
             },
-            "entries": [_entry_status(opened) for opened in self._entries.all()],
+            "entries": self._entry_states(),
             "start": dict(self._start),
             "lastRequest": dict(self._last),
         }
+
+    def _entry_states(self) -> list[dict[str, Any]]:
+        opened = self._entries.all()
+        now = time.monotonic()
+        if self._pss is None or now - self._pss[0] >= PSS_MAX_AGE_SECONDS:
+            smaps = Path("/proc/self/smaps").read_text()
+            self._pss = (now, [_pss(smaps, one) for one in opened])
+        return [_entry_status(one, pss) for one, pss in zip(opened, self._pss[1], strict=True)]
 
     def close(self) -> None:
         """Synchronize, take hooks off, unmap, release leases, leave groups. Idempotent."""
@@ -195,7 +209,7 @@ def _release(
         groups.close()
 
 
-def _entry_status(opened: OpenEntry) -> dict[str, Any]:
+def _entry_status(opened: OpenEntry, pss: int) -> dict[str, Any]:
     record = opened.record
     return {
         "component": record.component,
@@ -205,7 +219,7 @@ def _entry_status(opened: OpenEntry) -> dict[str, Any]:
         "manifestSha256": record.manifest_sha256,
         "bytes": opened.nbytes,
         "registeredBytes": 0,
-        "pssBytes": _pss(opened),
+        "pssBytes": pss,
     }
 
 
@@ -216,7 +230,7 @@ def anonymous_bytes() -> int:
     return int(kilobytes) * 1024
 
 
-def _pss(opened: OpenEntry) -> int:
+def _pss(smaps: str, opened: OpenEntry) -> int:
     directory = opened.entry.directory.resolve()
     paths = (str(directory / file.name) for file in opened.entry.files)
-    return pss_bytes(Path("/proc/self/smaps").read_text(), paths)
+    return pss_bytes(smaps, paths)

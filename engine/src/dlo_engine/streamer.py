@@ -8,8 +8,10 @@ that). Must not touch streams, parameters or modules. Everything runs in the com
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from dlo_engine.slots import Slot, SlotPool
 from dlo_engine.specs import BlockImage
@@ -36,7 +38,7 @@ class Streamer:
         self, images: Mapping[str, BlockImage], order: Sequence[str], pool: SlotPool, engine: CopyEngine
     ) -> None:
         self._images = dict(images)
-        self._order = [name for name in order if name in self._images]
+        self._predict([name for name in order if name in self._images])
         self._engine = engine
         self._pool = pool
         self._table = [_Entry(slot) for slot in pool.slots]
@@ -55,7 +57,9 @@ class Streamer:
     def begin_step(self) -> None:
         """A forward of the whole model begins: the last one's order becomes the prediction."""
         if self._seen:
-            self._order, self._seen = self._seen, []
+            if self._seen != self._order:
+                self._predict(self._seen)
+            self._seen = []
         self._position = 0
         self._prefetch()
 
@@ -68,7 +72,7 @@ class Streamer:
         self._position = self._after(name)
         entry = self._holding(name)
         if entry is None:
-            entry = self._victim(keep=())
+            entry = self._victim()
             if entry is None:
                 raise RuntimeError(f"block {name} needs a slot while all {len(self._table)} are in use")
             self._load(name, entry)
@@ -98,18 +102,33 @@ class Streamer:
 
     # ---- choices -----------------------------------------------------------------------------------------
 
+    def _predict(self, order: list[str]) -> None:
+        """Make `order` the prediction, with the places where each block stands in it."""
+        self._order = order
+        self._places: dict[str, list[int]] = {}
+        for index, name in enumerate(order):
+            self._places.setdefault(name, []).append(index)
+
+    def _next(self, name: str) -> int | None:
+        """Where `name` stands next in the predicted order: ahead, else from its start; None if nowhere."""
+        places = self._places.get(name)
+        if places is None:
+            return None
+        return places[bisect.bisect_left(places, self._position) % len(places)]
+
     def _after(self, name: str) -> int:
-        """Position in the predicted order behind `name`: the next one ahead, else the first before."""
-        split = self._position
-        order = [*enumerate(self._order)]
-        for index, block in (*order[split:], *order[:split]):
-            if block == name:
-                return index + 1
-        return split
+        """The position behind `name`; where it is now if the block was not predicted."""
+        index = self._next(name)
+        return self._position if index is None else index + 1
 
     def _upcoming(self) -> Iterator[str]:
-        """Distinct blocks in the order they are expected, on into the next step."""
-        return iter(dict.fromkeys([*self._order[self._position :], *self._order[: self._position]]))
+        """Distinct blocks in the order they are expected, on into the next step. Lazy: few are asked for."""
+        given: set[str] = set()
+        for index in chain(range(self._position, len(self._order)), range(self._position)):
+            name = self._order[index]
+            if name not in given:
+                given.add(name)
+                yield name
 
     def _prefetch(self) -> None:
         """Ask for the next blocks, as many as there are slots that nothing runs on."""
@@ -123,7 +142,7 @@ class Streamer:
                 wanted.append(name)
         for name in wanted:
             if self._holding(name) is None:
-                entry = self._victim(keep=wanted)
+                entry = self._victim()
                 if entry is None:
                     return
                 self._load(name, entry)
@@ -131,11 +150,16 @@ class Streamer:
     def _holding(self, name: str) -> _Entry | None:
         return next((entry for entry in self._table if entry.block == name), None)
 
-    def _victim(self, keep: Sequence[str]) -> _Entry | None:
-        """The slot to refill: an empty one, else the one whose block is needed last and is not to be kept."""
-        rank = {name: index for index, name in enumerate(self._upcoming())}
-        free = [entry for entry in self._table if entry.users == 0 and entry.block not in keep]
-        return max(free, key=lambda entry: rank.get(entry.block or "", len(rank)), default=None)
+    def _victim(self) -> _Entry | None:
+        """The slot to refill: an empty one, else the one whose block is needed last. None if all are in use."""
+        free = [entry for entry in self._table if entry.users == 0]
+        return max(free, key=lambda entry: self._distance(entry.block), default=None)
+
+    def _distance(self, name: str | None) -> int:
+        """How many places ahead a block is needed; the length of the order if it is not."""
+        index = None if name is None else self._next(name)
+        length = len(self._order)
+        return length if index is None else (index - self._position) % length
 
     def _load(self, name: str, entry: _Entry) -> None:
         entry.load = self._engine.submit(self._images[name], entry.slot)

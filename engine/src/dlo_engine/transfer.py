@@ -51,7 +51,6 @@ class Load:
     after: tuple[Any, ...]
     """Events that must have come before the first byte of the slot may change."""
     enqueued: threading.Event = field(default_factory=threading.Event)
-    begun: Any = None
     ready: Any = None
     error: BaseException | None = None
 
@@ -176,9 +175,13 @@ class CopyEngine:
     # ---- copy thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.streams.enter_thread()
+        entered = False
         while (load := self._queue.get()) is not None:
             try:
+                if not entered:
+                    # Inside the try: a device that cannot be used must fail the load, not leave it waiting.
+                    self.streams.enter_thread()
+                    entered = True
                 if load.image is not _NOTHING:
                     self._copy(load)
             except BaseException as error:
@@ -196,14 +199,14 @@ class CopyEngine:
         if previous is not None and previous.ready is not None:
             streams.wait(streams.copy, previous.ready)
         self._record("copy-begin", image.name, slot.index)
-        load.begun = streams.record(streams.copy)
+        begun = streams.record(streams.copy)
         start, stop = 0, image.nbytes
         if self._gather is not None and not resident:
             start, stop = self._gather.byte_range(image.nbytes)
         self.source.copy(image, start, stop, slot.buffer[start:stop], streams.copy)
         load.ready = streams.record(streams.copy)
         if not resident:
-            self._copies.append((load.begun, load.ready))
+            self._copies.append((begun, load.ready))
             self._copied_bytes += stop - start
             self._last[slot.index] = load
         if self._gather is not None and not resident:

@@ -30,7 +30,7 @@ _WANTED: Final = {
     "dict_type": "a map",
     "model_type": "a map",
     "model_attributes_type": "a map",
-    "too_short": "more items",
+    "too_short": "a list with more items",
 }
 _MOST_SHOWN: Final = 50
 

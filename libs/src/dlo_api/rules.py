@@ -69,17 +69,18 @@ _LEAVES_ROOT: Final = r"^/|(^|/)\.\.(/|$)"
 
 _MAX_RESIDENT: Final = 10_000
 
-NATIVE_EXTRA_FLAGS: Final = (
-    "--default-guidance",
-    "--default-size",
-    "--default-steps",
-    "--max-sequence-length",
-    "--slots",
-    "--threads",
-)
+_NATIVE_EXTRA_VALUES: Final = {
+    "--default-guidance": "[0-9]{1,2}(\\.[0-9]{1,6})?|100",
+    "--default-size": "[1-9][0-9]{0,4}x[1-9][0-9]{0,4}",
+    "--default-steps": "[1-9][0-9]{0,2}|1000",
+    "--max-sequence-length": "[1-9][0-9]{0,5}",
+    "--slots": "[2-4]",
+    "--threads": "[1-9][0-9]{0,3}",
+}
+NATIVE_EXTRA_FLAGS: Final = tuple(_NATIVE_EXTRA_VALUES)
 """What `engine.extraArgs` may set on the Native engine; none of them chooses a path, a port or a program."""
 
-_NATIVE_EXTRA: Final = f"^({'|'.join(NATIVE_EXTRA_FLAGS)})=."
+_NATIVE_EXTRA: Final = "|".join(f"{flag}=({value})" for flag, value in _NATIVE_EXTRA_VALUES.items())
 
 
 def _one_source(s: Subject) -> bool:
@@ -176,13 +177,14 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     Rule(
         name="NativeExtraArgs",
-        cel=f"self.engine.kind != 'Native' || self.engine.extraArgs.all(arg, arg.matches(r'{_NATIVE_EXTRA}'))",
-        what="an extra argument is not one that the Native engine takes",
-        change=f"give FLAG=VALUE with one of {', '.join(NATIVE_EXTRA_FLAGS)}",
+        cel="self.engine.kind != 'Native' || "
+        f"self.engine.extraArgs.all(arg, arg.matches(r'^({_NATIVE_EXTRA})$'))",
+        what="an extra argument or its value is none that Native takes",
+        change=f"give FLAG=VALUE, such as --slots=3, with {', '.join(NATIVE_EXTRA_FLAGS)}",
         field_path="spec.engine.extraArgs",
         check=lambda s: (
             s.spec.engine.kind != "Native"
-            or all(re.search(_NATIVE_EXTRA, a) for a in s.spec.engine.extra_args)
+            or all(re.fullmatch(_NATIVE_EXTRA, a) for a in s.spec.engine.extra_args)
         ),
     ),
     Rule(

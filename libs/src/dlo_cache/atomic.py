@@ -92,15 +92,6 @@ def sync(fd: int) -> None:
     os.fsync(fd)
 
 
-def rename_durably(source: str, target: str, *, source_fd: int, target_fd: int) -> None:
-    """Moves the name ``source`` in one directory to ``target`` in another, then syncs the target's directory.
-
-    A directory replaces an empty directory of that name; a directory that is not empty raises ENOTEMPTY.
-    """
-    os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
-    sync(target_fd)
-
-
 def replace_file(name: str, data: bytes, mode: int, *, dir_fd: int) -> None:
     """Gives the file ``name`` new content: readers see the old bytes or the new ones, also after a power
     cut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, NoReturn
 
 from dlo_cache.errors import Invalid
@@ -27,8 +28,7 @@ def strict_json(text: str | bytes, what: str) -> Any:
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(found)
         if len(value) != len(found):
-            names = [name for name, _ in found]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice, _ = Counter(name for name, _ in found).most_common(1)[0]
             raise ValueError(f"key {twice!r} stands twice")
         return value
 

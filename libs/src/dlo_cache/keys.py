@@ -78,6 +78,33 @@ def key_of(preimage: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(dict(preimage))).hexdigest()
 
 
+def check_preimage(preimage: Mapping[str, Any]) -> None:
+    """Raises Invalid unless what readers take from a preimage is there and of its type.
+
+    Words are not judged: a later release may know more of them.
+    """
+    kind, files = preimage.get("kind"), preimage.get("files")
+    right = kind in (LAYOUT_KIND, FILES_KIND) and isinstance(files, list) and all(map(_is_listed, files))
+    if right and kind == LAYOUT_KIND:
+        rank, size = preimage.get("tensorRank"), preimage.get("tensorSize")
+        layout = preimage.get("layout")
+        words = [preimage.get(key) for key in ("component", "dtype", "quantization")]
+        words += [layout.get("id"), layout.get("digest")] if isinstance(layout, dict) else [None]
+        right = type(rank) is int and type(size) is int and 0 <= rank < size
+        right = right and all(isinstance(word, str) for word in words)
+    if not right:
+        raise Invalid(f"the preimage of kind {kind!r} lacks a field or has a wrong one")
+
+
+def _is_listed(file: Any) -> bool:
+    types = {"name": str, "size": int, "sha256": str}
+    return (
+        isinstance(file, dict)
+        and file.keys() == types.keys()
+        and all(type(file[key]) is kind for key, kind in types.items())
+    )
+
+
 def _named(preimage: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return key_of(preimage), preimage
 

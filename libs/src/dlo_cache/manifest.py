@@ -17,7 +17,7 @@ from blake3 import blake3
 from dlo_cache.canonical import canonical_json, strict_json
 from dlo_cache.errors import Corrupt, Invalid, NewerFormat
 from dlo_cache.header import ALIGNMENT, PAGE, tensor_bytes
-from dlo_cache.keys import FILES_KIND, FORMAT_VERSION, LAYOUT_KIND, key_of
+from dlo_cache.keys import FILES_KIND, FORMAT_VERSION, LAYOUT_KIND, check_preimage, key_of
 from dlo_cache.names import split_path
 
 RESIDENT_FILE: Final = "resident.safetensors"
@@ -215,8 +215,12 @@ def _check(manifest: Manifest) -> None:
     """Raises ValueError for what the canonical text alone would not show."""
     if key_of(manifest.preimage) != manifest.key:
         raise ValueError("the input key is not that of the preimage")
-    if manifest.kind not in (LAYOUT_KIND, FILES_KIND) or (manifest.kind == FILES_KIND and manifest.tensors):
-        raise ValueError(f"kind {manifest.kind!r}")
+    check_preimage(manifest.preimage)
+    if manifest.kind == FILES_KIND:
+        held = [{"name": file.name, "size": file.nbytes} for file in manifest.files]
+        listed = [{"name": file["name"], "size": file["size"]} for file in manifest.preimage["files"]]
+        if manifest.tensors or held != listed:
+            raise ValueError("its files are not those of the preimage, or it has tensors")
     files = {file.name: file for file in manifest.files}
     if len(files) != len(manifest.files) or len({tensor.name for tensor in manifest.tensors}) != len(
         manifest.tensors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -85,6 +86,7 @@ class MappedFile:
         self._fd: int | None = fd
         self._lease: Lease | None = lease
         self._map: _LeasedMap | None = None
+        self._mapping = threading.Lock()
         self.closed = False
 
     def __del__(self) -> None:
@@ -103,17 +105,24 @@ class MappedFile:
         return int(np.frombuffer(data, np.uint8).ctypes.data) if len(data) else 0
 
     def map(self) -> None:
-        """Makes the mapping, if there is none yet and the data section has any bytes."""
+        """Makes the mapping, if there is none yet and the data section has any bytes. Threads may meet
+        here."""
         if self.closed:
             raise Invalid(f"{self.name} was used after its entry was closed")
-        if self._map is not None or self._fd is None or self.nbytes == 0:
+        if self._map is not None or self.nbytes == 0:
             return
-        with os_errors(f"mapping {self.name}"):
-            # From the file's start: the data section is page-aligned on 4 KiB pages, but not on larger ones.
-            length = self.data_offset + self.nbytes
-            self._map = _LeasedMap(self._fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self._map.lease = self._lease
-        self._close_fd()  # the mapping has a descriptor of its own
+        # Without the lock the second thread would map a descriptor that the first has just closed, which may
+        # be that of another file by then.
+        with self._mapping:
+            if self._map is not None or self._fd is None:
+                return
+            with os_errors(f"mapping {self.name}"):
+                # From the file's start: the data section is page-aligned on 4 KiB pages, not on larger ones.
+                length = self.data_offset + self.nbytes
+                mapped = _LeasedMap(self._fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            mapped.lease = self._lease
+            self._map = mapped
+            self._close_fd()  # the mapping has a descriptor of its own
 
     def header(self) -> bytes:
         """The bytes in front of the data section."""

@@ -259,14 +259,22 @@ def _check_not_foreign(root_fd: int, path: Path) -> None:
 
 
 def _check_skeleton(root_fd: int, path: Path) -> None:
+    owner = os.fstat(root_fd).st_uid
     for parts in ((_VERSION_DIRECTORY,), *((_VERSION_DIRECTORY, name) for name in _SKELETON)):
         place = path.joinpath(*parts)
         with os_errors(f"opening {place}"):
             fd = atomic.open_below(root_fd, *parts)
         try:
-            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            found = os.fstat(fd)
         finally:
             os.close(fd)
+        if found.st_uid != owner:
+            raise Denied(
+                f"{place} belongs to uid {found.st_uid}, the root to uid {owner}",
+                code="UnsafeOwner",
+                hint="repair owner and mode with `dlo cache init`",
+            )
+        mode = stat.S_IMODE(found.st_mode)
         if mode & stat.S_IWOTH:
             raise Denied(
                 f"{place} can be written by everyone (mode {mode:04o})",

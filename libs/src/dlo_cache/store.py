@@ -64,8 +64,8 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a gc did: the keys it removed, and those it would have but somebody uses, or a later format
-    owns."""
+    """What a gc did: the keys it removed, those that somebody uses, and the names that are not its to
+    take."""
 
     removed: tuple[str, ...]
     busy: tuple[str, ...]
@@ -170,7 +170,7 @@ def quarantine(root: Root, key: str, reason: str, *, files: Collection[str] = ()
 def gc(root: Root, keep: Collection[str]) -> Collected:
     """Evicts every entry whose full key is not in ``keep``, broken ones included; what is in use stays.
 
-    Entries of a later format and names that are no keys are left alone.
+    Entries of a later format, names that are no keys and what is no directory are left alone.
     """
     removed: list[str] = []
     busy: list[str] = []
@@ -188,6 +188,8 @@ def gc(root: Root, keep: Collection[str]) -> Collected:
             busy.append(info.key)
         except NotFound:
             continue
+        except Invalid:  # no directory: nothing that an eviction could take
+            left.append(info.key)
         else:
             removed.append(info.key)
             freed += info.bytes

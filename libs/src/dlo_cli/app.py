@@ -1,6 +1,5 @@
 """The commands of ``dlo`` and their options. Wiring only: what a command does is in a module of its own."""
 
-import threading
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +9,10 @@ from dlo_api.crdgen import check_folder, render_all
 
 from dlo_cli import cache, plan, run
 from dlo_cli.build import BuildOptions, build
-from dlo_cli.checks import check_numbers, check_prompts, check_size
+from dlo_cli.checks import check_numbers, check_prompts, check_size, named_path
 from dlo_cli.console import Console
 from dlo_cli.errors import CliError
+from dlo_cli.interrupts import stopping
 from dlo_cli.model import parse_source_roots
 
 app = typer.Typer(
@@ -26,31 +26,39 @@ app = typer.Typer(
 cache_app = typer.Typer(help="Look after a host weight cache.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(cache_app, name="cache")
 
-stopping = threading.Event()
-"""Set by the first interrupt of a long job; jobs poll it and stop with nothing half-written."""
-
 ManifestFile = Annotated[
-    Path, typer.Option("-f", "--file", metavar="FILE", help="The manifest of a DiffusionDeployment.")
+    Path,
+    typer.Option(
+        "-f", "--file", metavar="FILE", parser=named_path, help="The manifest of a DiffusionDeployment."
+    ),
 ]
 CacheRoot = Annotated[
     Path | None,
     typer.Option(
         "--cache-root",
         metavar="DIR",
+        parser=named_path,
         help="An initialised cache root. Default: the user's own, made on first use.",
     ),
 ]
-NamedRoot = Annotated[Path, typer.Option("--cache-root", metavar="DIR", help="The cache root.")]
+NamedRoot = Annotated[
+    Path, typer.Option("--cache-root", metavar="DIR", parser=named_path, help="The cache root.")
+]
 SourceRoots = Annotated[
     list[str] | None,
     typer.Option("--source-root", metavar="NAME=DIR", help="A named root of sources; may be repeated."),
 ]
 LayoutFile = Annotated[
     Path | None,
-    typer.Option("--layout", metavar="FILE", help="A layout for an architecture that is not built in."),
+    typer.Option(
+        "--layout",
+        metavar="FILE",
+        parser=named_path,
+        help="A layout for an architecture that is not built in.",
+    ),
 ]
 Format = Annotated[plan.Format, typer.Option("-o", "--output", help="How to print.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+Listing = Annotated[cache.Listing, typer.Option("-o", "--output", help="How to print.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An input key, or its first 6 or more characters.")]
 
 
@@ -66,7 +74,9 @@ def run_command(
     size: Annotated[
         str | None, typer.Option("--size", metavar="WxH", help="Pixels, such as 1024x1024.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where pictures go.")] = Path("out"),
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", parser=named_path, help="Where pictures go.")
+    ] = Path("out"),
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Address to serve on.")
     ] = run.LOCALHOST,
@@ -78,7 +88,11 @@ def run_command(
     layout: LayoutFile = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show the engine's log lines.")] = False,
 ) -> None:
-    """Run a manifest on this machine, without a cluster: build lacking entries, start the engine, serve or draw."""
+    """Run a manifest on this machine.
+
+    No cluster is needed: builds the entries that lack, starts the engine, then draws the prompts, or serves
+    until Ctrl-C.
+    """
     prompts = tuple(prompt or ())
     check_prompts(prompts)
     check_numbers(seed=seed, steps=steps, port=port)
@@ -107,14 +121,19 @@ def plan_command(
     source_root: SourceRoots = None,
     layout: LayoutFile = None,
 ) -> None:
-    """Say what a manifest needs: ranks, entries, disk, host and device memory. Reads only headers."""
+    """Say what a manifest needs.
+
+    Ranks, entries, disk, host and device memory. Reads only headers and builds nothing.
+    """
     with Console() as console:
         plan.plan(file, parse_source_roots(source_root or ()), layout, output, console)
 
 
 @app.command("build")
 def build_command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a diffusers pipeline.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", parser=named_path, help="The folder of a diffusers pipeline.")
+    ],
     cache_root: CacheRoot = None,
     tensor: Annotated[int, typer.Option("--tensor", metavar="N", help="Tensor-parallel size.")] = 1,
     rank: Annotated[
@@ -132,7 +151,10 @@ def build_command(
     ] = "",
     layout: LayoutFile = None,
 ) -> None:
-    """Build the entries of a model, all coordinates in one pass over its files."""
+    """Build the entries of a model.
+
+    All coordinates in one pass over its files. Prints the input key of each entry.
+    """
     options = BuildOptions(
         model=model,
         cache_root=cache_root,
@@ -150,12 +172,17 @@ def build_command(
 @app.command("crds")
 def crds_command(
     check: Annotated[
-        Path | None, typer.Option("--check", metavar="DIR", help="Compare with the files in a folder.")
+        Path | None,
+        typer.Option("--check", metavar="DIR", parser=named_path, help="Compare with the files in a folder."),
     ] = None,
 ) -> None:
-    """Print the CustomResourceDefinitions, or compare them with a folder."""
+    """Print the CRDs, or compare them.
+
+    The CustomResourceDefinitions of both kinds, as YAML.
+    """
     if check is None:
-        typer.echo("---\n".join(render_all().values()), nl=False)
+        with Console() as console:
+            console.result("---\n".join(render_all().values()).rstrip("\n"))
         return
     differing = check_folder(check)
     if differing:
@@ -165,28 +192,35 @@ def crds_command(
 @app.command("version")
 def version_command() -> None:
     """Print the version."""
-    typer.echo(distribution_version("dlo-operator"))
+    with Console() as console:
+        console.result(distribution_version("dlo-operator"))
 
 
 @cache_app.command("init")
 def cache_init(cache_root: NamedRoot) -> None:
-    """Make a cache root, after trying that its file system keeps locks and renames."""
+    """Make a cache root.
+
+    Tries first that its file system keeps locks and renames.
+    """
     with Console() as console:
         cache.init(cache_root, console)
 
 
 @cache_app.command("ls")
-def cache_ls(cache_root: CacheRoot = None, json: AsJson = False) -> None:
+def cache_ls(cache_root: CacheRoot = None, output: Listing = cache.Listing.TABLE) -> None:
     """List the entries."""
     with Console() as console:
-        cache.ls(cache_root, json, console)
+        cache.ls(cache_root, output, console)
 
 
 @cache_app.command("inspect")
-def cache_inspect(key: Key, cache_root: CacheRoot = None, json: AsJson = False) -> None:
-    """Show one entry: what it was made from, its files and tensors."""
+def cache_inspect(key: Key, cache_root: CacheRoot = None, output: Listing = cache.Listing.TABLE) -> None:
+    """Show one entry.
+
+    What it was made from, its files and its tensors.
+    """
     with Console() as console:
-        cache.inspect(cache_root, key, json, console)
+        cache.inspect(cache_root, key, output, console)
 
 
 @cache_app.command("verify")
@@ -194,23 +228,32 @@ def cache_verify(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="One entry; all when left out.")] = None,
     cache_root: CacheRoot = None,
 ) -> None:
-    """Check every byte of the entries against their digests. Exits 1 when one is bad."""
+    """Check every byte of the entries.
+
+    Against the digests in their manifests. Exits 1 when one is bad.
+    """
     with Console() as console:
         cache.verify(cache_root, key, console, stopping)
 
 
 @cache_app.command("rm")
 def cache_rm(
-    key: Annotated[list[str], typer.Argument(metavar="KEY…", help="Entries to remove.")],
+    key: Annotated[list[str], typer.Argument(metavar="KEY", help="Entries to remove.")],
     cache_root: CacheRoot = None,
 ) -> None:
-    """Remove entries. One that an engine uses stays, and says so."""
+    """Remove entries.
+
+    One that an engine uses stays, and says so.
+    """
     with Console() as console:
         cache.rm(cache_root, key, console)
 
 
 @cache_app.command("gc")
 def cache_gc(cache_root: CacheRoot = None) -> None:
-    """Remove what interrupted builds and evictions left behind."""
+    """Remove what interrupted work left.
+
+    Files of builds and evictions that ended before their time. Entries are never touched.
+    """
     with Console() as console:
         cache.gc(cache_root, console)

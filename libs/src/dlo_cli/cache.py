@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
 from dlo_cache.entry import open_entry
@@ -20,17 +21,24 @@ from dlo_cli.errors import CliError
 from dlo_cli.roots import cache_root
 
 
+class Listing(StrEnum):
+    """How entries are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 def init(path: Path, console: Console) -> None:
     """Make a root, or find that it is one."""
     root = init_root(path)
     console.step("Cache", f"{root.path} is ready (root id {root.id})")
 
 
-def ls(named: Path | None, as_json: bool, console: Console) -> None:
+def ls(named: Path | None, output: Listing, console: Console) -> None:
     """All entries, one a row; what cannot be used says why."""
     root = cache_root(named)
     entries = list_entries(root)
-    if as_json:
+    if output is Listing.JSON:
         console.result(json.dumps([_row(info) for info in entries], indent=2))
         return
     if not entries:
@@ -54,7 +62,7 @@ def ls(named: Path | None, as_json: bool, console: Console) -> None:
     console.table(table)
 
 
-def inspect(named: Path | None, key: str, as_json: bool, console: Console) -> None:
+def inspect(named: Path | None, key: str, output: Listing, console: Console) -> None:
     """One entry in full."""
     found = inspect_entry(cache_root(named), key)
     manifest = found.manifest
@@ -65,7 +73,7 @@ def inspect(named: Path | None, key: str, as_json: bool, console: Console) -> No
         "fileList": [asdict(file) for file in manifest.files] if manifest else [],
         "tensors": [asdict(tensor) for tensor in manifest.tensors] if manifest else [],
     }
-    if as_json:
+    if output is Listing.JSON:
         console.result(json.dumps(document, indent=2))
         return
     info = found.info
@@ -130,12 +138,19 @@ def verify(named: Path | None, key: str | None, console: Console, stopping: thre
 
 
 def rm(named: Path | None, keys: list[str], console: Console) -> None:
-    """Remove entries; one that somebody uses stays, with an error that names it."""
+    """Remove entries; those that somebody uses stay, with an error that names them. The others go all the same."""
     root = cache_root(named)
-    full = [resolve(root, key) for key in keys]
-    for key in dict.fromkeys(full):
-        remove(root, key)
-        console.step("Removed", key[:SHORT])
+    kept: list[CacheError] = []
+    for key in dict.fromkeys([resolve(root, key) for key in keys]):
+        try:
+            remove(root, key)
+        except CacheError as error:
+            kept.append(error)
+            console.step("Kept", f"{key[:SHORT]}  {error.code}: {error.message}")
+        else:
+            console.step("Removed", key[:SHORT])
+    if kept:
+        raise kept[0]
 
 
 def gc(named: Path | None, console: Console) -> None:

@@ -3,6 +3,7 @@
 Everything that is not a result goes to standard error, so that output can be piped. Decides nothing.
 """
 
+import contextlib
 import io
 import sys
 import time
@@ -20,10 +21,13 @@ from rich.progress import (
     ProgressColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
+
+from dlo_cli.errors import OutputLost, printable
 
 QUIET_SECONDS = 5.0
 SHORT = 12
@@ -48,11 +52,19 @@ def human_bytes(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+class _Lines(RichConsole):
+    """Lines and bars for whoever reads along; the work goes on when nobody does any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing from now on, instead of ending the process."""
+        self.quiet = True
+
+
 class Console:
     """One command's output. A context manager, so that bars are gone before an error is printed."""
 
     def __init__(self) -> None:
-        self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._rich = _Lines(stderr=True, highlight=False, soft_wrap=True)
         self._bars: Progress | None = None
         self._tasks: dict[tuple[str, str], TaskID] = {}
         self._said: dict[tuple[str, str], float] = {}
@@ -75,8 +87,13 @@ class Console:
 
     def result(self, text: str) -> None:
         """One line of result, on standard output."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputLost(error) from error
 
     def table(self, table: Table) -> None:
         """A table of results, on standard output; never cut off at the width of a pipe."""
@@ -89,13 +106,15 @@ class Console:
 
     def step(self, topic: str, text: str) -> None:
         """One line about what happened: a topic of one word, then the words."""
-        self._rich.print(f"{topic:<10} {text}", markup=False)
+        # A terminal that is gone or a full disk is no reason to end the work.
+        with contextlib.suppress(OSError):
+            self._rich.print(printable(f"{topic:<10} {text}"), markup=False)
 
     def progress(self, event: ProgressEvent) -> None:
         """The callback that long jobs report to; ``done`` and ``total`` in bytes."""
         verb = VERBS.get(event.phase, event.phase)
         if self._rich.is_terminal:
-            rates = DownloadColumn(binary_units=True), TransferSpeedColumn()
+            rates = DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()
             self._draw(verb, event.subject, event.done, event.total, *rates)
         else:
             self._say(verb, event.subject, event.done, event.total, human_bytes)
@@ -103,7 +122,7 @@ class Console:
     def counted(self, verb: str, subject: str, done: int, total: int) -> None:
         """The same for jobs that count things rather than bytes."""
         if self._rich.is_terminal:
-            self._draw(verb, subject, done, total, MofNCompleteColumn())
+            self._draw(verb, subject, done, total, MofNCompleteColumn(), TimeElapsedColumn())
         else:
             self._say(verb, subject, done, total, str)
 
@@ -113,7 +132,6 @@ class Console:
                 TextColumn("{task.description:<34}"),
                 BarColumn(),
                 *columns,
-                TimeRemainingColumn(),
                 console=self._rich,
                 transient=True,
             )

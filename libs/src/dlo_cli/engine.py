@@ -3,11 +3,12 @@
 The command line never imports the engine; it starts ``python -m dlo_engine`` and reads its events.
 """
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,9 +22,12 @@ from dlo_api.v1alpha1 import DiffusionDeployment
 from dlo_cache.handover import Handover, write_handover
 
 from dlo_cli.errors import CliError
+from dlo_cli.scratch import Scratch
 
 Event = dict[str, Any]
 LAST_LINES = 20
+FORCED_SECONDS = 40.0
+"""How long an engine that is to end at once may take: longer than it gives its ranks."""
 
 
 def engine_command(manifest: DiffusionDeployment, handover: Path, *, host: str, port: int) -> list[str]:
@@ -31,7 +35,8 @@ def engine_command(manifest: DiffusionDeployment, handover: Path, *, host: str, 
     spec = manifest.spec
     offload = spec.offload
     command = [
-        *(sys.executable, "-m", "dlo_engine", "serve", "--events", "--exit-with-parent"),
+        # -P: files of the folder that the user stands in are never imported.
+        *(sys.executable, "-P", "-m", "dlo_engine", "serve", "--events", "--exit-with-parent"),
         *("--handover", str(handover), "--model-name", manifest.metadata.name),
         *("--device", spec.engine.device.lower()),
         *("--tensor", str(spec.parallelism.tensor), "--data", str(spec.parallelism.data)),
@@ -71,32 +76,38 @@ class Engine:
         self._reader: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="dlo-run-")
-        file = Path(self._folder.name) / "handover.json"
+        with contextlib.ExitStack() as undo:
+            scratch = undo.enter_context(Scratch())
+            self._log = scratch.path / "engine.log"
+            self._process = self._start(scratch)
+            self._undo = undo.pop_all()
+        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
+        self._reader.start()
+        return self
+
+    def _start(self, scratch: Scratch) -> subprocess.Popen[str]:
+        file = scratch.path / "handover.json"
         write_handover(file, self._handover)
         command = engine_command(self._manifest, file, host=self._host, port=self._port)
-        self._log = Path(self._folder.name) / "engine.log"
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C reaches this process alone, which then ends the engine in order.
-            self._process = subprocess.Popen(  # noqa: S603 - the program is our own interpreter
+            return subprocess.Popen(  # noqa: S603 - the program is our own interpreter
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=None if self._verbose else log,
                 text=True,
                 start_new_session=True,
+                pass_fds=(scratch.lock,),
+                # What the engine keeps for itself goes with our folder, however it ends.
+                env={**os.environ, "TMPDIR": str(scratch.path)},
             )
-        self._reader = threading.Thread(target=self._read, name="engine-events", daemon=True)
-        self._reader.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with self._undo:
             self.stop()
-        finally:
-            self._folder.cleanup()
 
     def _read(self) -> None:
         stream = self._process.stdout
@@ -149,20 +160,38 @@ class Engine:
             except subprocess.TimeoutExpired:
                 continue
 
+    def ended_by(self) -> str | None:
+        """The signal that ended the engine's front process, if one did."""
+        status = self._process.returncode
+        return signal.Signals(-status).name if status is not None and status < 0 else None
+
     def stop(self) -> int:
-        """Ask the engine to finish what runs, within its drain limit, and wait. A second interrupt ends it at once."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self.wait()
-            except KeyboardInterrupt:
+        """Ask the engine to finish what runs, within its drain limit, and wait; its exit status.
+
+        A second interrupt ends it at once and is raised again.
+        """
+        try:
+            if self._process.poll() is None:
                 self._process.send_signal(signal.SIGTERM)
                 self.wait()
-        if self._reader is not None:
-            self._reader.join(timeout=5)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        except KeyboardInterrupt:
+            self._end_at_once()
+            raise
+        finally:
+            if self._reader is not None:
+                self._reader.join(timeout=5)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
         return self._process.returncode
+
+    def _end_at_once(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(timeout=FORCED_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Its ranks end with it: the kernel sees to that.
+            self._process.kill()
+            self._process.wait()
 
 
 def failure(event: Event) -> CliError:

@@ -1,5 +1,6 @@
 """The command line's own errors and the one place where any error becomes a line and an exit status."""
 
+import re
 from typing import Protocol, runtime_checkable
 
 from dlo_api.errors import ApiError
@@ -31,6 +32,17 @@ class UsageError(CliError):
     exit_status = WRONG_INPUT
 
 
+class OutputLost(CliError):
+    """Standard output takes no more: the disk behind it is full, or it broke."""
+
+    code = "OutputLost"
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"standard output cannot be written: {error.strerror}", hint="send it elsewhere, or free space"
+        )
+
+
 @runtime_checkable
 class Explained(Protocol):
     """What the error bases of all our packages have in common."""
@@ -40,13 +52,22 @@ class Explained(Protocol):
     hint: str
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def printable(text: str) -> str:
+    """The text on one line, its control characters spelled out: names of files may hold any of them."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def error_line(error: BaseException) -> str:
     """``error: <code>: <what> — <what to do>``: one line, or one line a cause where there are several."""
     if isinstance(error, Explained):
         text = f"{error.message} — {error.hint}" if error.hint else error.message
-        first, *more = text.splitlines() or [""]
+        several = len(getattr(error, "problems", ())) > 1
+        first, *more = map(printable, text.splitlines() if several else [text])
         return "\n".join([f"error: {error.code}: {first}", *more])
-    what = " ".join(f"{type(error).__name__}: {error}".split())
+    what = printable(" ".join(f"{type(error).__name__}: {error}".split()))
     return f"error: Internal: {what} — this is a defect: please report it, with the command"
 
 

@@ -9,6 +9,7 @@ from dlo_cache.residency import slot_bytes, spread
 from dlo_cli.model import Model
 
 SLOTS = 2
+"""What the engine takes where `engine.extraArgs` names no number."""
 
 
 def model_facts(model: Model, spec: DiffusionDeploymentSpec) -> ModelFacts:
@@ -59,6 +60,9 @@ def residency(spec: DiffusionDeploymentSpec, facts: ModelFacts) -> tuple[Residen
     """Which blocks stay on the device and how large a slot is, for every tensor rank, as the engine decides it."""
     group = weight_group(spec.parallelism, spec.offload.transfer).size
     wanted = spec.offload.resident_layers
+    flag = "--slots="
+    named = [int(arg.removeprefix(flag)) for arg in spec.engine.extra_args if arg.startswith(flag)]
+    slots = named[-1] if named else SLOTS
     decided: list[Residency] = []
     for rank in range(spec.parallelism.tensor):
         resident: dict[str, tuple[int, ...]] = {}
@@ -69,5 +73,5 @@ def residency(spec: DiffusionDeploymentSpec, facts: ModelFacts) -> tuple[Residen
             count = len(entry.block_bytes) if spec.offload.mode == "None" else int(wanted)
             resident[entry.component] = spread(entry.block_bytes, min(count, len(entry.block_bytes)))
             largest = max(largest, slot_bytes(entry.block_bytes, resident[entry.component], group))
-        decided.append(Residency(slots=SLOTS, slot_bytes=largest, resident=resident))
+        decided.append(Residency(slots=slots, slot_bytes=largest, resident=resident))
     return tuple(decided)

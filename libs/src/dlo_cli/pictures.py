@@ -53,7 +53,7 @@ def draw(http: urllib3.PoolManager, url: str, body: dict[str, object]) -> bytes:
         )
     except urllib3.exceptions.HTTPError as error:
         raise CliError(
-            "the engine went away while it drew", hint="its last lines above say why", code="EngineGone"
+            "the engine went away while it drew", hint="run it again with --verbose", code="EngineGone"
         ) from error
     try:
         answer = response.json()
@@ -70,7 +70,7 @@ def draw(http: urllib3.PoolManager, url: str, body: dict[str, object]) -> bytes:
 
 def save(path: Path, content: bytes) -> None:
     """Write one picture; it appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         partial.write_bytes(content)
         partial.replace(path)

@@ -39,9 +39,8 @@ def plan(file: Path, roots: dict[str, Path], layout: Path | None, output: Format
 
 
 def _print(made: Plan, name: str, console: Console) -> None:
-    console.result(
-        f"{name}: {made.architecture} on {made.device}, {len(made.ranks)} ranks, backing {made.backing}"
-    )
+    count = f"{len(made.ranks)} rank{'s' if len(made.ranks) > 1 else ''}"
+    console.result(f"{name}: {made.architecture} on {made.device}, {count}, backing {made.backing}")
     console.result("")
     ranks = _table("RANK", "COORDINATE", "REPLICA", "DEVICE" if made.device == "Cuda" else "MEMORY", "PINNED")
     for rank in made.ranks:

@@ -8,6 +8,7 @@ import urllib3
 from dlo_api.v1alpha1 import DiffusionDeployment
 from dlo_cache.handover import Handover
 
+from dlo_cli.checks import check_address
 from dlo_cli.console import Console, human_bytes
 from dlo_cli.engine import Engine, Event, failure
 from dlo_cli.entries import ensure_entries, relative
@@ -43,6 +44,8 @@ def run(options: RunOptions, roots: dict[str, Path], console: Console, stopping:
     """Build what lacks, start the engine, then draw the prompts or serve until interrupted."""
     manifest = read_manifest(options.file)
     model = open_manifest_model(manifest, options.file, roots, options.layout)
+    port = port_of(manifest, options)
+    check_address(options.host, port)
     if options.prompts:
         writable_folder(options.out)
     root = cache_root(options.cache_root)
@@ -60,14 +63,20 @@ def run(options: RunOptions, roots: dict[str, Path], console: Console, stopping:
     console.settle()
     if stopping.is_set():
         raise KeyboardInterrupt
-    serve(manifest, handover, options, console)
+    serve(manifest, handover, options, port, console)
 
 
-def serve(manifest: DiffusionDeployment, handover: Handover, options: RunOptions, console: Console) -> None:
+def port_of(manifest: DiffusionDeployment, options: RunOptions) -> int:
+    """The port that was asked for; any free one where only pictures are wanted."""
+    if options.port is not None:
+        return options.port
+    return 0 if options.prompts else manifest.spec.serving.port
+
+
+def serve(
+    manifest: DiffusionDeployment, handover: Handover, options: RunOptions, port: int, console: Console
+) -> None:
     """The engine's life: start, ready, pictures or requests of others, end."""
-    port = (
-        options.port if options.port is not None else (0 if options.prompts else manifest.spec.serving.port)
-    )
     parallelism = manifest.spec.parallelism
     ranks = parallelism.tensor * parallelism.data
     console.step(
@@ -101,7 +110,9 @@ def draw_all(engine: Engine, url: str, options: RunOptions, console: Console) ->
             raise
         except CliError as error:
             # The engine knows better why a request of ours failed.
-            raise engine.failure(SAY_WHY_SECONDS) or error from error
+            said = engine.failure(SAY_WHY_SECONDS)
+            gone = error.code == "EngineGone" and said is None
+            raise (_unexplained(engine, console) if gone else said or error) from error
         path = picture_path(options.out, index, prompt)
         save(path, content)
         console.settle()
@@ -136,6 +147,7 @@ def wait_end(engine: Engine, console: Console) -> None:
         raise failed
     if engine.wait() != 0:
         raise _unexplained(engine, console)
+    console.step("Engine", "ended in order: somebody asked it to")
 
 
 def _unexplained(engine: Engine, console: Console) -> CliError:
@@ -143,6 +155,13 @@ def _unexplained(engine: Engine, console: Console) -> CliError:
     console.settle()
     for line in engine.log_tail().splitlines():
         console.step("Log", line)
+    if number := engine.ended_by():
+        memory = "look for the kernel's out-of-memory killer; "
+        return CliError(
+            f"the engine's front process was ended by {number}",
+            hint=f"{memory if number == 'SIGKILL' else ''}its last lines stand above",
+            code="EngineKilled",
+        )
     return CliError("the engine ended without a word", hint="its last lines stand above", code="EngineFailed")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from dlo_sources.errors import SourceIncomplete, SourceInvalid, SourceUnavailable
+from dlo_sources.errors import SourceIncomplete, SourceInvalid, SourceUnavailable, SourceUntrusted
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -82,13 +82,23 @@ class LocalFile:
 
 
 def look_at(name: str, path: Path) -> LocalFile:
-    """The file at ``path``, whose links are resolved; raises SourceInvalid unless it is a regular file."""
+    """The file at ``path``, whose links are resolved; raises SourceInvalid unless it is a regular file.
+
+    Raises SourceUntrusted if what is there lies elsewhere: a folder on the way was exchanged for a link since
+    the links were resolved. From here on the identity is compared, so no later exchange counts.
+    """
     try:
-        state = os.lstat(path)
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            state, place = os.fstat(fd), os.readlink(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
     except OSError as error:
         raise unreadable(error, name) from error
     if not stat.S_ISREG(state.st_mode):
         raise SourceInvalid(f"{name} is not a regular file", file=name)
+    if place != str(path):
+        raise SourceUntrusted(f"{name} was exchanged while it was looked at; it was not opened", file=name)
     return LocalFile(name, path, identity_of(state))
 
 

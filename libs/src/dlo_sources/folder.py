@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from dlo_cache.canonical import strict_json
 from dlo_cache.errors import Invalid
+from dlo_cache.header import STRUCTURE_LIMIT
 
 from dlo_sources.errors import (
     SourceIncomplete,
@@ -90,8 +91,11 @@ class Folder:
         file = self.file(name)
         if file.size > JSON_LIMIT:
             raise SourceInvalid(f"{name} has {file.size} bytes, too many for such a file", file=name)
+        data = file.read(0, file.size)
+        if data.count(b"{") + data.count(b"[") + data.count(b",") > STRUCTURE_LIMIT:
+            raise SourceInvalid(f"{name} states more than {STRUCTURE_LIMIT} values", file=name)
         try:
-            value = strict_json(file.read(0, file.size), name)
+            value = strict_json(data, name)
         except Invalid as error:
             raise SourceInvalid(error.message, hint=_FETCH, file=name) from error
         if not isinstance(value, dict):
@@ -121,12 +125,14 @@ class Folder:
                             )
                         else:
                             found.append(str(at / entry.name))
+                        if len(found) > _MOST_FILES or len(at.parts) > _MOST_PARTS:
+                            raise SourceInvalid(
+                                f"{folder} holds more than {_MOST_FILES} files or is nested too deep"
+                            )
             except NotADirectoryError as error:
                 raise SourceInvalid(f"{at} is not a folder") from error
             except OSError as error:
                 raise unreadable(error, str(at)) from error
-            if len(found) > _MOST_FILES or len(at.parts) > _MOST_PARTS:
-                raise SourceInvalid(f"{folder} holds more than {_MOST_FILES} files or is nested too deep")
         return sorted(found)
 
     def _resolve(self, name: str) -> Path:

@@ -51,7 +51,10 @@ def test_exported_object_is_taken() -> None:
 
 def test_anchors_and_block_styles() -> None:
     """Plain YAML features work, and quoted words stay words."""
-    text = TEXT + "  engine:\n    extraArgs:\n    - &a --x\n    - *a\n    - '1'\n    - |-\n      on\n"
+    text = (
+        TEXT
+        + "  engine:\n    kind: VllmOmni\n    extraArgs:\n    - &a --x\n    - *a\n    - '1'\n    - |-\n      on\n"
+    )
     assert load_manifest(text, "x").spec.engine.extra_args == ("--x", "--x", "1", "on")
 
 

@@ -100,6 +100,15 @@ def test_components_hold_no_name_twice() -> None:
         deployment({"spec.model.components": ["transformer", "transformer"]})
 
 
+def test_keyed_lists_hold_no_key_twice() -> None:
+    """As the API server refuses them: by key, whatever else the items say."""
+    with pytest.raises(ValidationError, match="the same name twice"):
+        deployment({"spec.engine.imagePullSecrets": [{"name": "a"}, {"name": "a"}]})
+    condition = {"type": "Ready", "reason": "Ready", "lastTransitionTime": "2026-11-29T10:00:00Z"}
+    with pytest.raises(ValidationError, match="the same type twice"):
+        deployment({"status.conditions": [{**condition, "status": s} for s in ("True", "False")]})
+
+
 def test_full_status_of_a_deployment_is_read() -> None:
     """Every status field of api.md has its place."""
     status = {

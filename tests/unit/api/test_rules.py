@@ -37,6 +37,14 @@ BREAKS: dict[str, list[dict[str, Any]]] = {
             ["--slots="],
             ["slots=2"],
             ["--slots=3", "--handover=/x"],
+            ["--slots=9"],
+            ["--slots=3\n"],
+            ["--default-size=0x32"],
+            ["--default-steps=1001"],
+            ["--default-guidance=nan"],
+            ["--default-guidance=101"],
+            ["--threads=0"],
+            ["--max-sequence-length=-1"],
         )
     ],
     "DegreesAtLeastOne": [

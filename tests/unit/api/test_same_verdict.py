@@ -118,7 +118,16 @@ _TYPED_SPECS = st.fixed_dictionaries(
                 "kind": st.sampled_from(["Native", "VllmOmni"]),
                 "device": st.sampled_from(["Cuda", "Cuda", "Cpu"]),
             },
-            optional={"image": st.just("example.org/engine:1"), "version": st.just("0.30.0")},
+            optional={
+                "image": st.just("example.org/engine:1"),
+                "version": st.just("0.30.0"),
+                "extraArgs": st.sampled_from(
+                    [
+                        *([], ["--slots=3"], ["--default-guidance=3.5", "--default-size=32x32"]),
+                        *(["--slots=9"], ["--slots=3\n"], ["--default-guidance=1000"], ["--host=x"]),
+                    ]
+                ),
+            },
         ),
         "parallelism": st.fixed_dictionaries(
             {},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from dlo_cli.__main__ import run_app
-from dlo_cli.app import stopping
+from dlo_cli.interrupts import stopping
 from unit.cli.prompt import Dlo, Said
 
 

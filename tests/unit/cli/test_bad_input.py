@@ -63,6 +63,11 @@ def test_command_line_is_refused_before_any_work(
         (DIGITS + "parallelism: {tensor: two}", ["spec.parallelism.tensor", "whole number", "'two'"]),
         (DIGITS + "replicas: -1", ["spec.replicas"]),
         (DIGITS.replace("Cpu", "Cpu, extraArgs: [--host=0.0.0.0]"), ["spec.engine.extraArgs", "--slots"]),
+        (DIGITS.replace("Cpu", "Cpu, extraArgs: [--slots=9]"), ["spec.engine.extraArgs", "--slots=3"]),
+        (
+            DIGITS.replace("digits}}", "digits}}, components: []"),
+            ["spec.model.components", "a list with more items is needed"],
+        ),
         (DIGITS.replace("digits}}", "digits}}, layout: mine"), ["spec.model.layout", "--layout FILE"]),
         (DIGITS + "offload: {mode: Distributed}", ["spec.offload.mode", "DistributedLayerwise"]),
         (DIGITS + "offload: {mode: None, transfer: AllGather}", ["AllGather"]),
@@ -90,6 +95,19 @@ def test_manifest_is_refused_with_path_and_remedy(
     refused(said, said.status, *expected)
     assert said.status in (1, 2)
     assert files_below(home) == []
+
+
+def test_a_plan_counts_the_slots_of_the_extra_arguments(dlo: Dlo, manifest: Callable[[str], Path]) -> None:
+    """What the manifest gives the engine is what the plan is made of."""
+    import json
+
+    memory = []
+    for slots in ("[]", "[--slots=2]", "[--slots=4]"):
+        file = manifest(DIGITS.replace("Cpu", f"Cpu, extraArgs: {slots}"))
+        said = dlo("plan", "-f", file, "-o", "json")
+        assert said.status == 0, said.err
+        memory.append(json.loads(said.out)["ranks"][0]["privateHostBytes"])
+    assert memory[0] == memory[1] < memory[2]
 
 
 @pytest.mark.parametrize("text", ["", "{", "a: 1\na: 2\n", "kind: Pod\napiVersion: v1\n", "- 1\n- 2\n", "\0"])

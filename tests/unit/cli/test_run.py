@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,21 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(home: Path, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands and engines of this test keep temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def left_behind(temporary: Path) -> list[str]:
+    """Temporary files and folders, pictures aside."""
+    return [path.name for path in temporary.iterdir() if path.name != "out"]
+
+
+@pytest.fixture
+def start(home: Path, temporary: Path, tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Start ``dlo run`` on the sample model with further words; whatever is left is killed at the end."""
     file = tmp_path / "digits.yaml"
     file.write_text(MANIFEST)
@@ -123,7 +138,7 @@ def test_sigterm_in_mid_request_finishes_it(start: Callable[..., Running]) -> No
     assert running.end() == 0, running.err
     assert running.errors() == []
     assert gone(family)
-    assert shared_memory_files() == before
+    assert shared_memory_files() <= before
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -149,9 +164,42 @@ def test_a_killed_rank_is_named_and_nothing_is_left(
     assert len(running.errors()) == 1
     assert f"rank {victim}" in running.errors()[0]
     assert gone(family)
-    assert shared_memory_files() == before
+    assert shared_memory_files() <= before
     verify = Running(["cache", "verify"], home)
     assert verify.end() == 0, verify.err
+
+
+@pytest.mark.parametrize(("interrupts", "status"), [(1, 0), (2, 130), (4, 130)])
+def test_the_end_of_the_terminal_ends_it_in_order(
+    start: Callable[..., Running], temporary: Path, interrupts: int, status: int
+) -> None:
+    """SIGHUP is like Ctrl-C; the second one cuts short and is no failure, further ones change nothing."""
+    running = start("--port", "0")
+    running.url()
+    family = running.family()
+    for _ in range(interrupts):
+        running.process.send_signal(signal.SIGHUP)
+        time.sleep(0.02)
+    assert running.end(60) == status, running.err
+    assert running.errors() == []
+    assert gone(family)
+    assert left_behind(temporary) == []
+
+
+@pytest.mark.parametrize("words", [(), ("--prompt", "seven", "--steps", "1000")])
+def test_a_killed_front_is_named_and_nothing_is_left(
+    start: Callable[..., Running], temporary: Path, words: tuple[str, ...]
+) -> None:
+    """SIGKILL of the engine's front: exit 1, one line with the signal, no rank, no temporary folder."""
+    running = start("--port", "0", "--out", str(temporary / "out"), *words)
+    wait_until(lambda: any("ready:" in line for line in running.err))
+    family = running.family()
+    family[0].kill()
+    assert running.end(60) == 1
+    (line,) = running.errors()
+    assert line.startswith("error: EngineKilled: the engine's front process was ended by SIGKILL — ")
+    wait_until(lambda: gone(family), 30)
+    assert left_behind(temporary) == []
 
 
 def test_killing_dlo_takes_the_engine_with_it(start: Callable[..., Running]) -> None:

@@ -6,7 +6,6 @@ alone gives, up to the effect of batching on rounding. Must not know about slots
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,16 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL.Image import Image
 from torch import nn
 
-from dlo_engine.families.loading import file_dtype, realign
+from dlo_engine.errors import BadEntry
+from dlo_engine.families.loading import load_part
+from dlo_engine.mapping import read_config
 from dlo_engine.protocol import GenerateRequest, Limits
 
 DEFAULT_SEQUENCE_LENGTH = 512
 DEFAULT_STEPS = 28
 DEFAULT_GUIDANCE = 3.5
+MOST_NATIVE_SIDES = 4
+"""A side may be this many times the native one: attention grows with the fourth power of it."""
 
 
 class FluxFamily:
@@ -46,12 +49,16 @@ class FluxFamily:
 
     def pipeline(self, directory: Path, model: nn.Module, device: torch.device, *, first: bool) -> Any:
         """A FluxPipeline; on the other tensor ranks without text encoders, tokenizers and VAE."""
-        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(directory / "scheduler")
+        channels = read_config(directory, "vae").get("block_out_channels")
+        if not isinstance(channels, list) or not channels:
+            raise BadEntry("vae/config.json has no block_out_channels")
+        scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(
+            directory / "scheduler", local_files_only=True
+        )
         parts = _encoders_and_vae(directory, device) if first else dict.fromkeys(_PARTS)
         pipe = FluxPipeline(scheduler=scheduler, transformer=model, **parts)
-        vae_config = json.loads((directory / "vae" / "config.json").read_text())
         # Without a VAE the pipeline assumes 8.
-        pipe.vae_scale_factor = 2 ** (len(vae_config["block_out_channels"]) - 1)
+        pipe.vae_scale_factor = 2 ** (len(channels) - 1)
         pipe.image_processor = VaeImageProcessor(vae_scale_factor=pipe.vae_scale_factor * 2)
         pipe.set_progress_bar_config(disable=True)
         return pipe
@@ -61,6 +68,7 @@ class FluxFamily:
         side = pipe.default_sample_size * pipe.vae_scale_factor
         return Limits(
             pixel_multiple=2 * pipe.vae_scale_factor,
+            max_side=MOST_NATIVE_SIDES * side,
             default_width=side,
             default_height=side,
             default_steps=DEFAULT_STEPS,
@@ -134,23 +142,13 @@ def _encoders_and_vae(directory: Path, device: torch.device) -> dict[str, Any]:
 
     logging.disable_progress_bar()
 
-    parts: dict[str, Any] = {
-        "vae": AutoencoderKL.from_pretrained(
-            directory / "vae", dtype=file_dtype(directory / "vae"), low_cpu_mem_usage=False
-        ),
-        "text_encoder": CLIPTextModel.from_pretrained(
-            directory / "text_encoder", dtype=file_dtype(directory / "text_encoder")
-        ),
-        "text_encoder_2": T5EncoderModel.from_pretrained(
-            directory / "text_encoder_2", dtype=file_dtype(directory / "text_encoder_2")
-        ),
+    return {
+        "vae": load_part(AutoencoderKL, directory, "vae", device, low_cpu_mem_usage=False),
+        "text_encoder": load_part(CLIPTextModel, directory, "text_encoder", device),
+        "text_encoder_2": load_part(T5EncoderModel, directory, "text_encoder_2", device),
+        "tokenizer": CLIPTokenizer.from_pretrained(directory / "tokenizer", local_files_only=True),
+        "tokenizer_2": T5TokenizerFast.from_pretrained(directory / "tokenizer_2", local_files_only=True),
     }
-    for part in parts.values():
-        part.eval().requires_grad_(False).to(device)
-        realign(part)
-    parts["tokenizer"] = CLIPTokenizer.from_pretrained(directory / "tokenizer")
-    parts["tokenizer_2"] = T5TokenizerFast.from_pretrained(directory / "tokenizer_2")
-    return parts
 
 
 FAMILY = FluxFamily()

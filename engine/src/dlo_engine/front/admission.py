@@ -71,7 +71,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", "it is not UTF-8 or nested too deeply")
+        reason = getattr(error, "msg", "not UTF-8, nested too deeply, or a number of too many digits")
         raise RequestRefused(f"the body is not JSON: {reason}", param=None, code="InvalidJson") from error
     if not isinstance(value, dict):
         raise RequestRefused("the body is not a JSON object", param=None, code="InvalidJson")
@@ -167,14 +167,18 @@ def _size(value: Any, limits: Limits, defaults: Defaults) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", value, re.ASCII) if isinstance(value, str) else None
     if match is None:
         raise _wrong("size", value, "WIDTHxHEIGHT, such as 1024x1024, or auto")
-    sides = int(match[1]), int(match[2])
+    width, height = int(match[1]), int(match[2])
+    if expected := size_problem(width, height, limits):
+        raise _wrong("size", value, expected)
+    return width, height
+
+
+def size_problem(width: int, height: int, limits: Limits) -> str:
+    """What the sides must be where they are not; empty for a size that the model takes."""
     multiple, largest = limits.pixel_multiple, limits.max_side
-    for side in sides:
-        if side % multiple or not multiple <= side <= largest:
-            raise _wrong(
-                "size", value, f"sides that are multiples of {multiple} from {multiple} to {largest}"
-            )
-    return sides
+    if all(side % multiple == 0 and multiple <= side <= largest for side in (width, height)):
+        return ""
+    return f"sides that are multiples of {multiple} from {multiple} to {largest}"
 
 
 def _integer(

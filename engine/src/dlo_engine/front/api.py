@@ -24,6 +24,7 @@ from dlo_engine.front.dispatcher import Job, QueueFull
 from dlo_engine.front.engine import Engine
 from dlo_engine.front.metrics import Metrics
 from dlo_engine.front.responses import RequestIds, error_response
+from dlo_engine.front.settings import FrontSettings
 from dlo_engine.front.waiting import first_done
 from dlo_engine.protocol import GenerateResult
 
@@ -33,9 +34,10 @@ _CLIENT_CLOSED = 499
 _log = structlog.get_logger()
 
 
-def make_app(engine: Engine, metrics: Metrics, *, max_body_bytes: int) -> FastAPI:
+def make_app(engine: Engine, metrics: Metrics, settings: FrontSettings) -> FastAPI:
     """The application of one engine."""
-    app = FastAPI(title="DLO engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="DLO engine", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    both = ["GET", "HEAD"]
     app.add_middleware(RequestIds)
     created = int(time.time())
 
@@ -52,11 +54,11 @@ def make_app(engine: Engine, metrics: Metrics, *, max_body_bytes: int) -> FastAP
             headers=error.headers,
         )
 
-    @app.get("/livez")
+    @app.api_route("/livez", methods=both)
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=both)
     async def health() -> Response:
         if engine.state == "ready":
             return JSONResponse({"status": "ready"})
@@ -65,19 +67,19 @@ def make_app(engine: Engine, metrics: Metrics, *, max_body_bytes: int) -> FastAP
             body["code"] = engine.fault.result().error.code
         return JSONResponse(body, status_code=503, headers=_RETRY)
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=both)
     async def models() -> dict[str, Any]:
         name = engine.config.model_name
         model = {"id": name, "object": "model", "created": created, "owned_by": "dlo"}
         return {"object": "list", "data": [model] if engine.state == "ready" else []}
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=both)
     async def render_metrics() -> Response:
         queued, running = engine.dispatcher.queued, engine.dispatcher.running
         text = metrics.render(queued=queued, running=running, ready=engine.state == "ready")
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/v1/engine/status")
+    @app.api_route("/v1/engine/status", methods=both)
     async def status(request: Request) -> Response:
         if not engine.ready.is_set() or engine.state in ("failed", "closed"):
             return _unavailable(request, engine)
@@ -85,16 +87,16 @@ def make_app(engine: Engine, metrics: Metrics, *, max_body_bytes: int) -> FastAP
 
     @app.post("/v1/images/generations")
     async def generate(request: Request) -> Response:
-        return await _generate(request, engine, metrics, max_body_bytes)
+        return await _generate(request, engine, metrics, settings)
 
     return app
 
 
-async def _generate(request: Request, engine: Engine, metrics: Metrics, max_body_bytes: int) -> Response:
+async def _generate(request: Request, engine: Engine, metrics: Metrics, settings: FrontSettings) -> Response:
     started = time.monotonic()
     request_id = request.state.request_id
     try:
-        body = await _read_body(request, max_body_bytes)
+        body = await _read_body(request, settings.max_body_bytes, settings.client_seconds)
         if engine.state != "ready":
             metrics.count("unavailable")
             return _unavailable(request, engine)
@@ -118,8 +120,8 @@ async def _generate(request: Request, engine: Engine, metrics: Metrics, max_body
     return JSONResponse({"created": int(time.time()), "data": _pictures(admitted, result)})
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises RequestRefused (413) as soon as it is known to be longer than `limit` bytes."""
+async def _read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The whole body. Raises RequestRefused: 413 as soon as it is known to be longer than `limit` bytes, 408 late."""
     refused = RequestRefused(
         f"the body is larger than {limit} bytes", param=None, code="BodyTooLarge", status=413
     )
@@ -127,10 +129,19 @@ async def _read_body(request: Request, limit: int) -> bytes:
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
         raise refused
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise refused
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise refused
+    except TimeoutError as error:
+        raise RequestRefused(
+            f"the body did not arrive within {seconds:.0f} s",
+            param=None,
+            code="BodyTooSlow",
+            status=408,
+        ) from error
     return bytes(body)
 
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import structlog
 
 from dlo_engine.config import EngineConfig, is_fallback
-from dlo_engine.errors import EngineError, FallbackRefused, RankDied
-from dlo_engine.front.admission import Defaults, defaults_for
+from dlo_engine.errors import EngineError, FallbackRefused, InvalidConfiguration, RankDied
+from dlo_engine.front.admission import Defaults, defaults_for, size_problem
 from dlo_engine.front.dispatcher import Dispatcher, Job
 from dlo_engine.front.process import RankProcess, describe_exit
 from dlo_engine.front.settings import FrontSettings
@@ -174,6 +174,13 @@ class Engine:
         if message.rank == 0:
             self.limits = message.limits
         if len(self._shares) < self.config.world or self.state != "starting":
+            return
+        width, height = self.defaults.width, self.defaults.height
+        if expected := size_problem(width, height, self.limits):
+            wrong = InvalidConfiguration(
+                f"the default size {width}x{height} is none of this model", hint=f"use {expected}"
+            )
+            self._fail(wrong, wrong.exit_status)
             return
         backing = self.status()["backing"]
         if self.config.on_fallback == "Fail" and is_fallback(self.config, backing["kind"]):

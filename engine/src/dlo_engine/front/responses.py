@@ -28,18 +28,34 @@ def error_response(
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """One error. `type` follows from the status as in the OpenAI API."""
+    """One error as an answer."""
+    content = error_content(request_id, status=status, message=message, code=code, param=param)
+    return JSONResponse(content, status_code=status, headers=dict(headers or {}))
+
+
+def error_content(
+    request_id: str, *, status: int, message: str, code: str, param: str | None
+) -> dict[str, object]:
+    """The document of one error. `type` follows from the status as in the OpenAI API.
+
+    Half characters, which JSON can spell and UTF-8 cannot, become question marks.
+    """
     kind = {404: "not_found_error", 429: "rate_limit_error"}.get(status)
     if kind is None:
         kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(
-        {
-            "error": {"message": message, "type": kind, "param": param, "code": code},
-            "request_id": request_id,
+    return {
+        "error": {
+            "message": _whole(message),
+            "type": kind,
+            "param": None if param is None else _whole(param),
+            "code": code,
         },
-        status_code=status,
-        headers=dict(headers or {}),
-    )
+        "request_id": request_id,
+    }
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 class RequestIds:

@@ -23,6 +23,7 @@ from dlo_obs.logs import describe, where
 from dlo_engine.config import EngineConfig
 from dlo_engine.errors import EngineError, InvalidConfiguration, PortInUse
 from dlo_engine.front.api import make_app
+from dlo_engine.front.connection import connections
 from dlo_engine.front.cores import usable_cores
 from dlo_engine.front.engine import Engine, Fault
 from dlo_engine.front.events import Events
@@ -133,10 +134,11 @@ class _Service:
             loop.add_signal_handler(number, self._on_signal, number)
         metrics = Metrics()
         self._engine = engine = Engine(self._config, self._settings, self._events.emit)
-        app = make_app(engine, metrics, max_body_bytes=self._settings.max_body_bytes)
+        app = make_app(engine, metrics, self._settings)
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=connections(self._settings.client_seconds),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -22,3 +22,5 @@ class FrontSettings:
     cancel_seconds: float = 10.0
     """How long cancelled requests may take to stop at the end of the drain limit."""
     max_body_bytes: int = 1 << 20
+    client_seconds: float = 30.0
+    """How long a client may take to send the head of a request, and then its body."""

@@ -22,6 +22,7 @@ from dlo_api.v1alpha1.types import (
     Size,
     Word,
     keyed_by,
+    unique_by,
 )
 
 BackingKind = Literal[
@@ -33,7 +34,9 @@ BackingKind = Literal[
     "Resident",
     "Unreported",
 ]
-ConditionList = Annotated[tuple[Condition, ...], Field(max_length=32, json_schema_extra=keyed_by("type"))]
+ConditionList = Annotated[
+    tuple[Condition, ...], Field(max_length=32, json_schema_extra=keyed_by("type")), unique_by("type")
+]
 
 
 class RevisionStatus(ApiModel):

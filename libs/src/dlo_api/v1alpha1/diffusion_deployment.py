@@ -24,6 +24,7 @@ from dlo_api.v1alpha1.types import (
     Size,
     StringMap,
     keyed_by,
+    unique_by,
 )
 
 EngineKind = Literal["Native", "VllmOmni"]
@@ -79,7 +80,9 @@ class EngineSpec(ApiModel):
         default="", description="Engine image; empty for the chart's image of that kind."
     )
     image_pull_secrets: Annotated[
-        tuple[SecretReference, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))
+        tuple[SecretReference, ...],
+        Field(max_length=16, json_schema_extra=keyed_by("name")),
+        unique_by("name"),
     ] = Field(default=(), description="Secrets for pulling the image.")
     service_account_name: OptionalDnsSubdomain = Field(
         default="", description="ServiceAccount of the engine pods; empty for the namespace's default."

@@ -26,6 +26,7 @@ from dlo_api.v1alpha1.types import (
     Time,
     Word,
     keyed_by,
+    unique_by,
 )
 
 EntryPhase = Literal[
@@ -88,12 +89,12 @@ class NodeEntry(ApiModel):
 class NodeWeightCacheSpec(ApiModel):
     """What the node should hold; written by the operator alone."""
 
-    sources: Annotated[tuple[NodeSource, ...], Field(max_length=64, json_schema_extra=keyed_by("id"))] = (
-        Field(default=(), description="Sources that entries are built from.")
-    )
-    entries: Annotated[tuple[NodeEntry, ...], Field(max_length=256, json_schema_extra=keyed_by("id"))] = (
-        Field(default=(), description="Entries the node should hold.")
-    )
+    sources: Annotated[
+        tuple[NodeSource, ...], Field(max_length=64, json_schema_extra=keyed_by("id")), unique_by("id")
+    ] = Field(default=(), description="Sources that entries are built from.")
+    entries: Annotated[
+        tuple[NodeEntry, ...], Field(max_length=256, json_schema_extra=keyed_by("id")), unique_by("id")
+    ] = Field(default=(), description="Entries the node should hold.")
 
 
 class RootStatus(ApiModel):
@@ -145,7 +146,9 @@ class SourceStatus(ApiModel):
         default=(), description="Attention head counts that tensor and ulysses must divide."
     )
     components: Annotated[
-        tuple[ComponentFacts, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))
+        tuple[ComponentFacts, ...],
+        Field(max_length=16, json_schema_extra=keyed_by("name")),
+        unique_by("name"),
     ] = Field(default=(), description="Sizes of the components, from their headers.")
     rest_bytes: Count | None = Field(
         default=None, description="Bytes a pipeline needs beside streamed weights."
@@ -195,11 +198,11 @@ class NodeWeightCacheStatus(ApiModel):
     )
     root: RootStatus | None = Field(default=None, description="The cache root on the node's disk.")
     memory: MemoryStatus | None = Field(default=None, description="The node's memory.")
-    sources: Annotated[tuple[SourceStatus, ...], Field(max_length=64, json_schema_extra=keyed_by("id"))] = (
-        Field(default=(), description="What each source was resolved to.")
-    )
+    sources: Annotated[
+        tuple[SourceStatus, ...], Field(max_length=64, json_schema_extra=keyed_by("id")), unique_by("id")
+    ] = Field(default=(), description="What each source was resolved to.")
     entries: Annotated[
-        tuple[NodeEntryStatus, ...], Field(max_length=256, json_schema_extra=keyed_by("id"))
+        tuple[NodeEntryStatus, ...], Field(max_length=256, json_schema_extra=keyed_by("id")), unique_by("id")
     ] = Field(default=(), description="State of each entry.")
     conditions: ConditionList = Field(default=(), description="Aspects of the state, one of each type.")
 

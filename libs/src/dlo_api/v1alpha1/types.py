@@ -74,6 +74,17 @@ ComponentSet = Annotated[
 ]
 
 
+def unique_by(key: str) -> AfterValidator:
+    """Goes with `keyed_by`: the server takes no two items of one key, and neither do the models."""
+
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len({getattr(value, key) for value in values}) != len(values):
+            raise ValueError(f"holds the same {key} twice")
+        return values
+
+    return AfterValidator(check)
+
+
 def keyed_by(key: str) -> dict[str, Any]:
     """Schema words of a list that is a map keyed by `key`, so that writers own single items."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

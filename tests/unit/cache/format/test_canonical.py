@@ -59,3 +59,10 @@ def test_strict_reading_names_what_is_wrong(text: bytes | str, words: str) -> No
     with pytest.raises(Invalid, match=words) as caught:
         strict_json(text, "the file x")
     assert "the file x" in caught.value.message
+
+
+def test_the_last_of_many_keys_that_stands_twice_is_named() -> None:
+    """Finding it takes one pass: with one pass a key, this document of a stranger would hold us for hours."""
+    keys = ",".join(f'"k{index}":1' for index in range(300_000))
+    with pytest.raises(Invalid, match="key 'k299999' stands twice"):
+        strict_json(f'{{{keys},"k299999":2}}', "it")

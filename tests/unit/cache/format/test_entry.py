@@ -9,13 +9,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from dlo_cache import locks
+from dlo_cache import locks, mapping
 from dlo_cache.canonical import canonical_json
 from dlo_cache.entry import open_entry
 from dlo_cache.errors import Busy, CacheError, Corrupt, Denied, Invalid, NewerFormat, NotFound
@@ -371,3 +374,22 @@ def test_opening_needs_no_right_to_write(directory: Path) -> None:
     flags = [int(word, 8) for word in done.stdout.split()]
     assert len(flags) == len(list(directory.glob("*.safetensors"))) + 1  # one a mapping, and the lease
     assert not any(flag & os.O_ACCMODE for flag in flags)
+
+
+def test_threads_that_meet_at_a_file_map_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifying thread and the one that loads both ask first: one mapping, of the right file."""
+    made: list[int] = []
+    real = mapping._LeasedMap
+
+    def slow(fd: int, *args: Any, **options: Any) -> Any:
+        made.append(fd)
+        time.sleep(0.05)  # long enough for the other thread to come by
+        return real(fd, *args, **options)
+
+    monkeypatch.setattr(mapping, "_LeasedMap", slow)
+    write_files_entry(tmp_path / "entry", {"a/b": b"content"})
+    with open_entry(tmp_path / "entry") as entry:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: bytes(entry.files[0].data), range(4)))
+        assert found == [b"content"] * 4
+        assert len(made) == 1

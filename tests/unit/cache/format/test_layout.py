@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from dlo_cache.errors import Invalid, NotDivisible, UnknownTensor
 from dlo_cache.layout import BlockGroup, Layout, Role, Rule, Section, replicated_layout
+from dlo_cache.layout_rules import compile_pattern
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.cache.format.joining import join, ranks
@@ -51,6 +52,31 @@ def test_patterns(pattern: str, name: str, matches: bool) -> None:
     else:
         with pytest.raises(UnknownTensor):
             rules.rule(name)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "*", "**"]), min_size=1, max_size=7),
+    st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=8),
+)
+def test_patterns_match_as_by_trying_everything(pattern: list[str], name: list[str]) -> None:
+    """Any mixture of stars and words agrees with a matcher that tries every length of every double star."""
+
+    def matches(rest: list[str], names: list[str]) -> bool:
+        if not rest:
+            return not names
+        if rest[0] == "**":
+            return any(matches(rest[1:], names[at:]) for at in range(len(names) + 1))
+        return bool(names) and rest[0] in ("*", names[0]) and matches(rest[1:], names[1:])
+
+    found = compile_pattern(".".join(pattern)).fullmatch("." + ".".join(name))
+    assert (found is not None) == matches(pattern, name)
+
+
+def test_a_pattern_of_many_double_stars_takes_no_time() -> None:
+    """Layouts and names may come from strangers: trying every division would take longer than we live."""
+    pattern = compile_pattern(".".join(["**", "a"] * 12 + ["x"]))
+    assert pattern.fullmatch(".a" * 500) is None
+    assert pattern.fullmatch(".a" * 499 + ".x") is not None
 
 
 def test_the_first_rule_that_matches_counts() -> None:

@@ -14,6 +14,7 @@ import pytest
 from blake3 import blake3
 from dlo_cache.canonical import canonical_json
 from dlo_cache.errors import Corrupt, Invalid, NewerFormat
+from dlo_cache.keys import key_of
 from dlo_cache.manifest import FileRecord, Manifest, block_file_name, content_digest, file_digest
 from unit.cache.format.entries import write_files_entry, write_layout_entry
 
@@ -204,3 +205,49 @@ def test_block_file_names() -> None:
     for block in ("a/b", "", "a" * 200, "ä.0"):
         with pytest.raises(Invalid):
             block_file_name(0, block)
+
+
+FILE = {"name": "a", "size": 1, "sha256": "0" * 64}
+LAYOUT_PREIMAGE = {
+    "kind": "Layout",
+    "files": [FILE],
+    "component": "transformer",
+    "layout": {"id": "flux-1", "digest": "0" * 64},
+    "dtype": "Source",
+    "quantization": "None",
+    "tensorSize": 2,
+    "tensorRank": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "preimage",
+    [
+        {"kind": "Layout"},
+        {"kind": "Other", "files": []},
+        {"kind": "Files"},
+        {"kind": "Files", "files": [FILE]},
+        {"kind": "Files", "files": [{**FILE, "size": "1"}]},
+        {"kind": "Files", "files": [{"name": "a"}]},
+        {**LAYOUT_PREIMAGE, "tensorRank": 2},
+        {**LAYOUT_PREIMAGE, "tensorRank": True},
+        {**LAYOUT_PREIMAGE, "tensorSize": "2"},
+        {**LAYOUT_PREIMAGE, "component": None},
+        {**LAYOUT_PREIMAGE, "layout": "flux-1"},
+        {**LAYOUT_PREIMAGE, "layout": {"id": "flux-1"}},
+        {**LAYOUT_PREIMAGE, "files": [["a", 1]]},
+    ],
+    ids=str,
+)
+def test_a_key_of_something_else_is_no_entry(preimage: Document) -> None:
+    """The key is right, but what it names is no entry: nobody who reads a field of it may stumble."""
+    data = Manifest(key_of(preimage), preimage, (), ()).to_bytes()
+    with pytest.raises(Corrupt):
+        Manifest.from_bytes(data)
+
+
+def test_words_of_a_later_release_are_no_damage() -> None:
+    """A policy that this version cannot build is no reason to set an entry aside."""
+    preimage = {**LAYOUT_PREIMAGE, "dtype": "float8", "quantization": "New"}
+    data = Manifest(key_of(preimage), preimage, (), ()).to_bytes()
+    assert Manifest.from_bytes(data).coordinate == (1, 2)

@@ -121,3 +121,16 @@ def test_init_for_another_user(home: Path) -> None:
     init_root(home / "cache", uid=NOBODY, gid=NOBODY)
     assert stat.S_IMODE((home / "cache").stat().st_mode) == 0o750
     assert in_child(lambda: life_of_entries(home), uid=NOBODY) == 0
+
+
+@needs_superuser
+@pytest.mark.parametrize("place", ["v1", "v1/entries", "v1/locks", "v1/source-digests"])
+def test_a_part_of_the_root_that_belongs_to_another_user_is_refused(home: Path, place: str) -> None:
+    """He could put entries, locks or digests of his own there."""
+    root = init_root(home / "cache")
+    os.chown(root.path / place, NOBODY, -1)
+    with pytest.raises(Denied, match=f"{place} belongs to uid {NOBODY}") as caught:
+        open_root(root.path)
+    assert caught.value.code == "UnsafeOwner"
+    init_root(root.path, uid=os.geteuid())
+    open_root(root.path)

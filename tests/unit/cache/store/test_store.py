@@ -206,3 +206,15 @@ def test_recovery_sweeps_old_scratch_only(root: Root) -> None:
     assert set(recover(root).scratch) == {old.name, probe.name}
     assert os.listdir(root.progress_dir) == [young.name]
     assert set(recover(root, clock=lambda: young.stat().st_mtime + 7200).scratch) == {young.name}
+
+
+def test_gc_goes_on_past_what_is_no_directory(root: Root, built: list[Built]) -> None:
+    """A file or a link under an entry's name is left, and named; the entries behind it still go."""
+    file, link = root.entries_dir / ("0" * 64), root.entries_dir / ("1" * 64)
+    file.write_text("stray")
+    link.symlink_to("/")
+    done = store.gc(root, [])
+    assert done.left == (file.name, link.name)
+    assert set(done.removed) == {each.key for each in built}
+    assert file.exists()
+    assert link.is_symlink()

@@ -144,7 +144,7 @@ class Front:
             data = response.read()
             found = {name.lower(): value for name, value in response.getheaders()}
             is_json = found.get("content-type") == "application/json"
-            return response.status, found, json.loads(data) if is_json else data.decode()
+            return response.status, found, json.loads(data) if is_json and data else data.decode()
         finally:
             connection.close()
 

@@ -95,3 +95,17 @@ def test_importing_the_front_imports_neither_torch_nor_numpy() -> None:
 def test_arguments_behind_a_lone_double_dash_are_apart() -> None:
     assert split_extra(["serve", "--", "a", "--", "b"]) == (["serve"], ["a", "--", "b"])
     assert split_extra(["serve"]) == (["serve"], [])
+
+
+def test_a_library_that_lacks_is_one_line_with_what_to_install(tmp_path: Path) -> None:
+    """`dlo-operator[cli]` alone has no web framework: the parent process is told too."""
+    code = (
+        "import sys; sys.modules['fastapi'] = None; from dlo_engine.__main__ import main;"
+        "sys.exit(main(['serve', '--handover', 'x', '--model-name', 'm', '--events']))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"error: EngineNotInstalled: .*fastapi.* — install dlo-operator\[engine\].*\n", result.stderr
+    )
+    assert '"code": "EngineNotInstalled"' in result.stdout

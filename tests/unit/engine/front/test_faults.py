@@ -95,6 +95,20 @@ def test_a_rank_that_fails_alone_in_a_collective_ends_the_engine(tmp_path: Path)
         ("UnexpectedRuntime", (), 1, "Internal", "KeyError: 'defect'"),
         ("FallbackRuntime", ("--data", "2"), 3, "entry_rejected", "PrivateLoad, which is a fallback here"),
         ("NoSuchRuntime", (), 1, "Internal", "NoSuchRuntime"),
+        (
+            "FakeRuntime",
+            ("--default-size", "33x32"),
+            2,
+            "InvalidConfiguration",
+            "multiples of 16 from 16 to 256",
+        ),
+        (
+            "FakeRuntime",
+            ("--default-size", "32x512"),
+            2,
+            "InvalidConfiguration",
+            "multiples of 16 from 16 to 256",
+        ),
     ],
 )
 def test_a_failed_start_ends_at_once_with_one_line(

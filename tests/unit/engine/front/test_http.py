@@ -236,3 +236,77 @@ def test_a_wave_stops_when_all_its_clients_are_gone_and_not_before(tmp_path: Pat
         assert front.generate(prompt="next")[0] == 200
         cancelled = [call.get("cancelled") for call in front.calls(0)]
         assert cancelled == [None, True, None]
+
+
+def raw(front: Front, data: bytes, seconds: float = 10) -> bytes:
+    """What comes back for these bytes until the connection ends."""
+    with socket.create_connection(("127.0.0.1", front.port), timeout=seconds) as connection:
+        connection.sendall(data)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+        return answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_gets_the_error_document_too(front: Front, data: bytes) -> None:
+    head, _, body = raw(front, data).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    document = json.loads(body)
+    assert document["error"]["code"] == "InvalidHttp"
+    assert document["error"]["type"] == "invalid_request_error"
+    assert document["request_id"].encode() in head
+    assert front.get("/health")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/livez", "/health", "/metrics", "/v1/models", "/v1/engine/status"])
+def test_head_is_get_without_a_body(front: Front, path: str) -> None:
+    got, asked = front.get(path), front.request("HEAD", path)
+    assert (asked[0], got[0]) == (200, 200)
+    assert asked[1]["content-type"] == got[1]["content-type"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health/"), ("POST", "/v1/images/generations/")])
+def test_a_slash_too_many_is_no_redirect(front: Front, method: str, path: str) -> None:
+    status, headers, body = front.request(method, path, headers={"host": "elsewhere.example"})
+    assert (status, body["error"]["code"]) == (404, "NotFound")
+    assert "location" not in headers
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(b'{"prompt": "x", "\\ud800": 1}', "?"), (b'{"prompt": "x", "a\\udc00b": 1}', "a?b")],
+)
+def test_half_characters_in_names_are_answered(front: Front, body: bytes, param: str) -> None:
+    status, _, answer = front.request("POST", "/v1/images/generations", body)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "UnknownField", param)
+
+
+def test_a_number_of_too_many_digits_is_said(front: Front) -> None:
+    body = b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}"
+    status, _, answer = front.request("POST", "/v1/images/generations", body)
+    assert status == 400
+    assert "too many digits" in answer["error"]["message"]
+
+
+def test_clients_that_never_finish_are_let_go(tmp_path: Path) -> None:
+    """No head, half a head, a second head that stops: closed. Half a body: 408. A running request is not cut."""
+    with Front(tmp_path, client_seconds=0.5) as front:
+        front.ready()
+        running = front.generate_later(prompt="a cat", num_inference_steps=150)
+        assert raw(front, b"") == b""
+        assert raw(front, b"GET /health HT") == b""
+        assert raw(front, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /h").startswith(b"HTTP/1.1 200")
+        head = b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        answer = raw(front, head)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "BodyTooSlow"
+        assert running()[0] == 200

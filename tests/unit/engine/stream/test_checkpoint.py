@@ -23,10 +23,10 @@ from fakes.ranks import run_ranks
 MakeRequest = Callable[..., GenerateRequest]
 
 
-def prepare_files(folder: Path, work: Path, *, leave_out: str = "") -> Path:
+def prepare_files(folder: Path, work: Path, *, leave_out: str = "", variant: str = "") -> Path:
     """Only the Files entry of a whole pipeline, as the gate hands over when no layout entry came in time."""
     root = init_root(work / "cache")
-    files = hash_files(open_directory(folder).all_files(), DigestCache(None))
+    files = hash_files(open_directory(folder, variant=variant).all_files(), DigestCache(None))
     kept = [file for file in files if not leave_out or leave_out not in file.name]
     built = build_files_entry(root, kept, select="All", producer={"name": "tests"})
     record = HandoverEntry(None, None, None, "Files", built.key, str(built.path), built.manifest_sha256)
@@ -74,6 +74,7 @@ def test_tensor_parallel_ranks_cut_privately(
     private = run_ranks(2, serve, tmp_path, config, [asked])
     cached = run_ranks(2, serve, tmp_path, bfloat16.config(tensor=2), [asked])
     for mine, theirs in zip(private, cached, strict=True):
+        assert mine["sharedMemory"] == theirs["sharedMemory"], "private memory is charged as such"
         assert mine["status"]["backing"]["kind"] == "PrivateLoad"
         assert theirs["status"]["backing"]["kind"] == "MappedCache"
         assert np.array_equal(mine["latents"][0], theirs["latents"][0])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from dlo_engine.errors import BadEntry
+from dlo_engine.errors import BadEntry, Unsupported
 from dlo_engine.hooks import fit
 from dlo_engine.host_source import MappedSource
 from dlo_engine.placement import place, plan_residency
@@ -180,6 +180,58 @@ def _fail(_module: nn.Module, _args: object) -> None:
     raise ZeroDivisionError
 
 
+class _CallsItself(nn.Module):
+    """Runs its linear once in a call of itself and once after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+        """x: [..., 8] -> [..., 8]."""
+        y: torch.Tensor = self.linear(self(x, depth - 1) if depth else x)
+        return y
+
+
+def test_a_block_that_calls_itself_keeps_its_weights_to_the_end() -> None:
+    """The inner call's end must not take the weights from under the outer one."""
+    reference, empty = toy_pair({"blocks": [16, 8, 32]})
+    torch.manual_seed(1)
+    for model, device in ((reference, "cpu"), (empty, "meta")):
+        block = _CallsItself().to(device).requires_grad_(False)
+        model.get_submodule("blocks")._modules["1"] = block
+    placed = stream_toy(reference, empty)
+    x = torch.randn(2, WIDTH)
+    for _ in range(3):
+        assert torch.equal(empty(x), reference(x))
+        assert all(t.is_meta for t in empty.get_submodule("blocks.1").parameters())
+    placed.close()
+
+
+@pytest.mark.parametrize("hollow", [[1], [0, 1, 2]], ids=["one", "all"])
+def test_blocks_of_empty_tensors_alone_need_no_slot(hollow: list[int]) -> None:
+    """There is nothing to copy; where all are so there is not even a slot."""
+
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nothing = nn.Parameter(torch.empty(0, WIDTH), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = x + self.nothing.sum()
+            return y
+
+    reference, empty = toy_pair({"blocks": [16, 8, 8]})
+    for model, device in ((reference, "cpu"), (empty, "meta")):
+        for index in hollow:
+            model.get_submodule("blocks")._modules[str(index)] = Empty().to(device)
+    placed = stream_toy(reference, empty)
+    x = torch.randn(2, WIDTH)
+    for _ in range(3):
+        assert torch.equal(empty(x), reference(x))
+    placed.close()
+
+
 def _tie(model: ToyModel) -> None:
     """Two blocks share one tensor: `b.up.weight = a.up.weight`."""
     second = model.get_submodule("blocks.1.up")
@@ -247,6 +299,14 @@ def test_an_entry_that_does_not_fit_the_model_is_refused(
     state = {**reference.get_submodule("blocks.0").state_dict(), **change}
     with pytest.raises(BadEntry, match=message):
         fit(empty, [block_image("blocks.0", state), blocks[1], rest])
+
+
+def test_a_buffer_that_the_model_computes_itself_is_refused() -> None:
+    """It is in no file, so it would stay on `meta` and the block would compute with nothing."""
+    reference, empty = toy_pair({"blocks": [16, 16]})
+    empty.get_submodule("blocks.1").register_buffer("table", torch.empty(3, device="meta"), persistent=False)
+    with pytest.raises(Unsupported, match=r"computes blocks\.1\.table itself"):
+        stream_toy(reference, empty)
 
 
 def test_types_come_from_the_entry() -> None:

@@ -75,6 +75,28 @@ def test_on_publish_trusts_and_says_so(float32: Model) -> None:
     runtime.close()
 
 
+def test_the_kernel_is_not_asked_for_pages_at_every_request(
+    float32: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It walks all pages of all mappings for the answer: asked once for all entries, and not again so soon."""
+    runtime = Runtime.start(float32.config(), 0, "", lambda *_: None)
+    asked: list[Path] = []
+    real = Path.read_text
+
+    def read_text(path: Path) -> str:
+        asked.append(path)
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    states = [runtime.status()["entries"] for _ in range(5)]
+    assert asked == [Path("/proc/self/smaps")]
+    assert states == [states[0]] * 5
+    monkeypatch.setattr("dlo_engine.runtime.PSS_MAX_AGE_SECONDS", 0.0)
+    runtime.status()
+    assert len(asked) == 2
+    runtime.close()
+
+
 def test_a_failed_start_leaves_nothing_mapped(float32: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails after the entries are open: unmapped, leases given back."""
     monkeypatch.setattr("dlo_engine.pipeline.StreamedPipeline.warm_up", lambda _: 1 / 0)
@@ -100,15 +122,19 @@ def test_entries_must_be_what_the_hand_over_file_says(float32: Model, tmp_path: 
         write_handover(tmp_path / "h.json", Handover(good.root, entries))
         return open_entries(tmp_path / "h.json", ("transformer",), 0, 1)
 
-    with pytest.raises(CacheError, match="0" * 64):
-        opening(dataclasses.replace(layout, manifest_sha256="0" * 64), rest)
-    with pytest.raises(NotFound):
-        opening(dataclasses.replace(layout, dir=str(tmp_path / "gone")), rest)
-    with pytest.raises(BadEntry, match="names 0 Files entries"):
-        opening(layout)
-    with pytest.raises(BadEntry, match="not as handed over"):
-        opening(dataclasses.replace(layout, dir=rest.dir, manifest_sha256=rest.manifest_sha256), rest)
-    assert not mapped(float32.work)
+    def refused(kind: type[Exception], words: str, *entries: Any) -> None:
+        with pytest.raises(kind, match=words) as caught:
+            opening(*entries)
+        # The error is still there, and its frames with it: nothing may hang on their being forgotten.
+        assert caught.value.__traceback__ is not None
+        assert not mapped(float32.work)
+
+    refused(CacheError, "0" * 64, dataclasses.replace(layout, manifest_sha256="0" * 64), rest)
+    refused(NotFound, "gone", dataclasses.replace(layout, dir=str(tmp_path / "gone")), rest)
+    refused(BadEntry, "names 0 Files entries", layout)
+    for record, other in ((layout, rest), (rest, layout)):
+        swapped = dataclasses.replace(record, dir=other.dir, manifest_sha256=other.manifest_sha256)
+        refused(BadEntry, "not as handed over", *(swapped if one is record else one for one in good.entries))
     entries = opening(layout, rest)
     with pytest.raises(BadEntry, match=r"no readable vae_2/config\.json"):
         entries.config("vae_2")

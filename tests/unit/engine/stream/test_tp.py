@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from dlo_cache.errors import NotDivisible, UnknownTensor
 from dlo_cache.layout import BlockGroup, Layout, Role, Rule, Section
 from dlo_cache.layouts import builtin_layout
-from dlo_engine.errors import Unsupported
+from dlo_engine.assembly import build_model
+from dlo_engine.errors import BadEntry, Unsupported
 from dlo_engine.families import family_of
 from dlo_engine.tp import GatheredLinear, RowLinear, TensorGroup, shard
 from fakes.tiny_flux import HEADS, WIDTH, transformer_config
@@ -20,9 +24,11 @@ class FakeGroup(TensorGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(None, rank, size)
         self.others: list[torch.Tensor] = []
+        self.handed_in: list[torch.Tensor] = []
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Adds the parts in rank order."""
+        """Adds the parts in rank order; notes this rank's."""
+        self.handed_in.append(tensor)
         return torch.stack([tensor, *self.others]).sum(dim=0)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -50,6 +56,7 @@ def test_a_row_linear_adds_its_bias_once() -> None:
     row = RowLinear(parameter(weight[:, :4]), parameter(bias), group)
     expected = x @ weight.T + bias
     assert torch.allclose(row(x[:, :4]), expected, atol=1e-6)
+    assert torch.equal(group.handed_in[0], x[:, :4] @ weight[:, :4].T), "every rank would add its bias"
     without = RowLinear(parameter(weight[:, :4]), None, group)
     assert torch.allclose(without(x[:, :4]), x @ weight.T, atol=1e-6)
 
@@ -158,3 +165,20 @@ def test_row_sections_follow_the_concatenated_input() -> None:
     group.others = [x[:, columns[1]] @ weight[:, columns[1]].T]
     local = RowLinear(parameter(weight[:, columns[0]]), None, group)
     assert torch.allclose(local(x[:, columns[0]]), x @ weight.T, atol=1e-5)
+
+
+def test_an_entry_that_another_layout_cut_is_refused() -> None:
+    """Shards of other rules would load where shapes agree, and compute something else."""
+    config = {**transformer_config(), "_class_name": "FluxTransformer2DModel"}
+    layout = builtin_layout("FluxTransformer2DModel")
+    assert layout is not None
+    groups: Any = SimpleNamespace(tensor_size=2, replica=FakeGroup(0, 2))
+
+    def opened(digest: str) -> Any:
+        manifest = SimpleNamespace(preimage={"layout": {"id": layout.id, "digest": digest}})
+        return SimpleNamespace(entry=SimpleNamespace(manifest=manifest), record=SimpleNamespace(dir="e"))
+
+    build_model(config, opened(layout.digest), groups)
+    with pytest.raises(BadEntry, match="Entry e was cut by another layout") as caught:
+        build_model(config, opened("0" * 64), groups)
+    assert caught.value.code == "LayoutMismatch"

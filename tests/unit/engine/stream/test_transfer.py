@@ -126,6 +126,20 @@ def test_a_failed_copy_is_raised_where_the_block_is_used() -> None:
     engine.close()
 
 
+def test_a_device_that_the_copy_thread_cannot_use_fails_the_load() -> None:
+    """Whoever waits for a block hears of it; a thread that dies unseen would leave it waiting for ever."""
+
+    class Unusable(HostStreams):
+        def enter_thread(self) -> None:
+            raise RuntimeError("CUDA error: device is busy")
+
+    engine = CopyEngine(Unusable(), MappedSource())
+    image = image_of("blocks.0", 4096, 3)
+    with pytest.raises(TransferFailed, match=r"blocks\.0 failed: CUDA error"):
+        engine.fill(image, torch.empty(image.nbytes, dtype=torch.uint8))
+    engine.close()
+
+
 def test_timings_count_bytes_once() -> None:
     """Bytes of streamed blocks, pads included; taking them resets them; residents do not count."""
     reference, empty = toy_pair({"blocks": [16, 16, 16]})
@@ -159,18 +173,26 @@ def _run_deferred(seed: int, *, gather: bool, slots: int, piece: int) -> list[tu
         allocate=lambda n: torch.empty(n, dtype=torch.uint8),
     )
 
+    images = {f"b{i}": image_of(f"b{i}", 1024 * (1 + i % 3), i + 1) for i in range(6)}
+    copied = ""
+
+    def record(event: str, block: str, _slot: int) -> None:
+        nonlocal copied
+        if event == "copy-begin":
+            copied = block
+
     class HalfGather:
-        """The other rank's half arrives on the gather stream."""
+        """The other rank's half of the block that was copied last arrives on the gather stream."""
 
         def byte_range(self, nbytes: int) -> tuple[int, int]:
             return 0, nbytes // 2
 
         def rebuild(self, buffer: torch.Tensor, nbytes: int) -> None:
-            half = buffer[: nbytes // 2]
+            value = images[copied].segments[0].data[0]
+            half = torch.full((nbytes - nbytes // 2,), value, dtype=torch.uint8)
             streams.copy_async(buffer[nbytes // 2 : nbytes], half, streams.gather)
 
-    engine = CopyEngine(streams, source, gather=HalfGather() if gather else None)
-    images = {f"b{i}": image_of(f"b{i}", 1024 * (1 + i % 3), i + 1) for i in range(6)}
+    engine = CopyEngine(streams, source, gather=HalfGather() if gather else None, recorder=record)
     pool = SlotPool(DeviceMemory(CPU), slots, 4096)
     streamer = Streamer(images, list(images), pool, engine)
     streamer.start()

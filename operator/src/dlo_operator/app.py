@@ -1,0 +1,179 @@
+"""The operator's parts put together. The only module that wires; starts nothing and reads no setting itself."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from dlo_kube.errors import KubeError
+from dlo_kube.gateway import Gateway, Object
+from dlo_kube.kinds import DIFFUSION_DEPLOYMENT, NODE
+from dlo_obs.logs import describe, where
+from prometheus_client import CollectorRegistry
+
+from dlo_operator.controller import Controller, Parts
+from dlo_operator.errors import Response, reason_of, response_to, retry_after
+from dlo_operator.events import Recorder
+from dlo_operator.executor import Executor
+from dlo_operator.feed import Feed
+from dlo_operator.gather import Engines, Gatherer, Reader
+from dlo_operator.heartbeats import Heartbeats
+from dlo_operator.keys import Key, deployment_key, node_key
+from dlo_operator.metrics import Metrics
+from dlo_operator.queue import Queue, Taken
+from dlo_operator.settings import Settings
+
+_log = structlog.get_logger(__name__)
+_FIRST_SECONDS: Mapping[Response, float] = {
+    Response.SOON: 0.1,
+    Response.BACK_OFF: 0.5,
+    Response.SLOW: 15.0,
+}
+
+
+#: H2: the probe is red within two minutes of a standstill.
+_STUCK_SECONDS = 90.0
+
+
+class Clock:
+    """The process's clocks."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never jumps."""
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        """The time of day."""
+        return datetime.now(UTC)
+
+
+@dataclass
+class Operator:
+    """A queue, a controller, and what feeds and watches them."""
+
+    gateway: Gateway
+    settings: Settings
+    clock: Clock
+    queue: Queue
+    controller: Controller
+    heartbeats: Heartbeats
+    metrics: Metrics
+    feed: Feed
+    known: frozenset[Key] = frozenset()
+    answered: float = 0.0
+
+    def work(self, taken: Taken) -> None:
+        """Reconciles one key and tells the queue how it went; never raises what a reconcile raises."""
+        key, kind = taken.key, taken.key.kind
+        self.metrics.queued.labels(kind).observe(taken.waited)
+        began = self.clock.monotonic()
+        try:
+            again_in = self.controller.reconcile(key)
+        except Exception as error:
+            self._failed(key, error)
+        else:
+            self.queue.done(key, again_in)
+            self.metrics.reconciles.labels(kind, "Done").inc()
+        finally:
+            self.metrics.duration.labels(kind).observe(self.clock.monotonic() - began)
+
+    def _failed(self, key: Key, error: Exception) -> None:
+        seconds = self.queue.failed(
+            key, at_least=retry_after(error), first=_FIRST_SECONDS[response_to(error)]
+        )
+        self.metrics.reconciles.labels(key.kind, "Failed").inc()
+        self.metrics.errors.labels(key.kind, reason_of(error)).inc()
+        self.metrics.retries.labels(key.kind).inc()
+        _log.warning(
+            "Could not reconcile",
+            key=str(key),
+            code=reason_of(error),
+            error=describe(error),
+            where="" if isinstance(error, KubeError) else where(error),
+            retry_seconds=round(seconds, 3),
+        )
+
+    def tell(self, obj: Object, deleted: bool) -> None:
+        """Takes one event of a watch."""
+        self.metrics.watch_activity.labels(obj["kind"]).set(self.clock.now().timestamp())
+        self.enqueue(self.feed.keys(obj, deleted=deleted))
+
+    def resync(self) -> None:
+        """Looks at everything that exists, and at everything that did at the last resync. Raises KubeError."""
+        deployments = self.gateway.list(DIFFUSION_DEPLOYMENT).items
+        found = {deployment_key(obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in deployments}
+        found |= {node_key(obj["metadata"]["name"]) for obj in self.gateway.list(NODE).items}
+        self.metrics.relists.labels("All", "Resync").inc()
+        self.enqueue(found | self.known | self.controller.claims.deployments())
+        self.known = frozenset(found)
+        self.answered = self.clock.monotonic()
+
+    def compare_watches(self) -> None:
+        """Compares what watches told with what there is. Raises KubeError."""
+        listed = self.gateway.list(DIFFUSION_DEPLOYMENT).items
+        missed, gone = self.feed.compare(DIFFUSION_DEPLOYMENT.kind, listed)
+        if missed:
+            self.metrics.ghosts.labels(DIFFUSION_DEPLOYMENT.kind).inc(missed)
+        self.enqueue(gone)
+        self.answered = self.clock.monotonic()
+
+    def problem(self) -> str:
+        """Why this process should be started again; empty when it should not."""
+        oldest, silent = self.queue.oldest(), self.clock.monotonic() - self.answered
+        self.metrics.unfinished.set(oldest)
+        for kind, depth in self.queue.depth().items():
+            self.metrics.depth.labels(kind).set(depth)
+        if oldest > _STUCK_SECONDS:
+            return f"a key has been due for {oldest:.0f} s and no worker took it"
+        if silent > _STUCK_SECONDS:
+            return f"no answer from the API server for {silent:.0f} s"
+        return "a watch is asleep: a listing shows what it did not tell" if self.feed.asleep else ""
+
+    def look_at_heartbeats(self) -> None:
+        """Wants every deployment looked at that a heartbeat concerns which stopped or came back. Raises KubeError."""
+        changed = self.heartbeats.refresh()
+        self.answered = self.clock.monotonic()
+        for node in sorted(changed):
+            self.queue.add(node_key(node))
+            self.enqueue(self.controller.interested(node))
+
+    def enqueue(self, keys: Iterable[Key]) -> None:
+        """Wants these keys looked at."""
+        for key in sorted(keys):
+            self.queue.add(key)
+
+
+def assemble(
+    gateway: Gateway,
+    settings: Settings,
+    *,
+    clock: Clock,
+    engines: Engines,
+    rng: random.Random,
+    reader: Reader | None = None,
+    registry: CollectorRegistry | None = None,
+) -> Operator:
+    """The operator on this gateway; starts nothing."""
+    queue = Queue(clock.monotonic, rng)
+    metrics = Metrics(registry or CollectorRegistry())
+    heartbeats = Heartbeats(gateway, settings.plan.namespace, clock.monotonic)
+    parts: dict[str, Any] = {
+        "gateway": gateway,
+        "gatherer": Gatherer(gateway, reader or gateway, settings.plan, heartbeats, engines, clock.now),
+        "executor": Executor(gateway),
+        "recorder": Recorder(gateway, settings.identity, clock.now),
+        "metrics": metrics,
+        "now": clock.now,
+        "namespace": settings.plan.namespace,
+        "agent_namespace": settings.plan.agent_namespace,
+    }
+    controller = Controller(Parts(**parts), queue.add)
+    feed = Feed(controller.interested, controller.claims.deployments)
+    made = Operator(gateway, settings, clock, queue, controller, heartbeats, metrics, feed)
+    made.answered = clock.monotonic()
+    return made

@@ -1,0 +1,233 @@
+"""Whether a deployment can be acted on, and if not why: an ordered chain, the first that objects decides. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from dlo_api.errors import Problem
+from dlo_api.meta import ObjectMeta
+from dlo_api.names import SECRET_READER_ROLE
+from dlo_api.rules import violations
+from dlo_api.topology import world_size
+from dlo_api.unbuilt import Where, unbuilt
+from dlo_api.v1alpha1 import DiffusionDeployment
+
+from dlo_operator.reconcile.entries import MOST_ENTRIES, secret_of
+from dlo_operator.reconcile.inputs import DeploymentInputs
+from dlo_operator.reconcile.scheduling import gpus
+from dlo_operator.reconcile.view import Verdict, View
+
+#: What an agent says of a source, and what it means for the spec.
+_REFUSED_BY_SOURCE: Final = {
+    "UnknownArchitecture": "UnknownArchitecture",
+    "UnknownLayout": "UnknownArchitecture",
+    "UnknownTensor": "UnsupportedCombination",
+    "UnsupportedQuantization": "UnsupportedCombination",
+    "NotDivisible": "InvalidTopology",
+}
+
+
+def _no(reason: str, message: str) -> Verdict:
+    return Verdict("False", reason, message)
+
+
+def _readable(inputs: DeploymentInputs) -> Verdict | None:
+    return _no("UnsupportedCombination", inputs.spec_error) if inputs.spec is None else None
+
+
+def _rules(inputs: DeploymentInputs) -> Verdict | None:
+    if inputs.spec is None:
+        return None
+    deployment = DiffusionDeployment(
+        api_version="dlo.dev/v1alpha1",
+        kind="DiffusionDeployment",
+        metadata=ObjectMeta(name=inputs.name, namespace=inputs.namespace),
+        spec=inputs.spec,
+    )
+    return _first(violations(deployment, cluster=True)) or _first(unbuilt(inputs.spec, where=Where.CLUSTER))
+
+
+def _first(problems: Iterable[Problem]) -> Verdict | None:
+    problem = next(iter(problems), None)
+    if problem is None:
+        return None
+    topology = problem.path.startswith("spec.parallelism") and problem.rule != "UlyssesParallelism"
+    return _no("InvalidTopology" if topology else "UnsupportedCombination", str(problem))
+
+
+def _built(inputs: DeploymentInputs) -> Verdict | None:
+    """What the control plane does not build yet."""
+    spec = inputs.spec
+    if spec is not None and spec.engine.kind != "Native":
+        return _no(
+            "UnsupportedCombination", "VllmOmni engines are not built yet — make one with engine.kind: Native"
+        )
+    if spec is not None and spec.cache.mount != "HostPath":
+        return _no(
+            "UnsupportedCombination",
+            "cache.mount: PersistentVolume is not built yet — set cache.mount to HostPath",
+        )
+    return None
+
+
+def _endpoints(inputs: DeploymentInputs) -> Verdict | None:
+    if inputs.spec is None:
+        return None
+    source, settings = inputs.spec.model.source, inputs.settings
+    for given, allowed in (
+        (source.hugging_face and source.hugging_face.endpoint, settings.hub_endpoints),
+        (source.s3 and source.s3.endpoint, settings.s3_endpoints),
+    ):
+        if given and given not in allowed:
+            known = ", ".join(sorted(allowed)) or "none is"
+            return _no(
+                "EndpointNotAllowed",
+                f"endpoint {given} is not named in the Helm values — use one of: {known}",
+            )
+    return None
+
+
+def _secret(inputs: DeploymentInputs) -> Verdict | None:
+    if inputs.spec is None or inputs.secret != "Denied":  # noqa: S105 - a state, not a secret
+        return None
+    name = secret_of(inputs.spec)
+    return _no(
+        "SecretNotPermitted",
+        f"the operator may not read Secret {name[0] if name else ''} — bind ClusterRole {SECRET_READER_ROLE} to it"
+        f" in namespace {inputs.namespace}",
+    )
+
+
+def _foreign(inputs: DeploymentInputs) -> Verdict | None:
+    if not inputs.foreign:
+        return None
+    return _no(
+        "UnsupportedCombination",
+        f"{', '.join(inputs.foreign)} is there and belongs to something else — remove it, or use another name",
+    )
+
+
+def _entry_count(inputs: DeploymentInputs) -> Verdict | None:
+    if inputs.spec is None:
+        return None
+    count = len(inputs.spec.model.components) * inputs.spec.parallelism.tensor + 1
+    if count <= MOST_ENTRIES:
+        return None
+    return _no(
+        "TooManyEntries",
+        f"{count} entries are needed, {MOST_ENTRIES} are the most — lower parallelism.tensor or list fewer"
+        " components",
+    )
+
+
+_BY_ITSELF: Final[tuple[Callable[[DeploymentInputs], Verdict | None], ...]] = (
+    _readable,
+    _rules,
+    _built,
+    _entry_count,
+    _endpoints,
+    _secret,
+    _foreign,
+)
+
+
+def refused(inputs: DeploymentInputs) -> Verdict | None:
+    """Why the spec cannot be acted on whatever model and nodes there are; None when it can."""
+    return next((verdict for policy in _BY_ITSELF if (verdict := policy(inputs)) is not None), None)
+
+
+def refused_in_view(view: View) -> Verdict | None:
+    """Why model or cluster make it impossible; None when they do not."""
+    return next((verdict for policy in _IN_VIEW if (verdict := policy(view)) is not None), None)
+
+
+def _world(view: View) -> Verdict | None:
+    spec = view.inputs.spec
+    if spec is None or spec.engine.device == "Cpu" or view.eligible:
+        return None
+    most = max((gpus(spec, node) for node in view.matching), default=0)
+    world = world_size(spec.parallelism)
+    if most == 0:
+        return None
+    return _no(
+        "WorldTooLarge",
+        f"one engine needs {world} GPUs of one node, and the largest node has {most} — lower the degrees of"
+        " parallelism",
+    )
+
+
+def _classes(view: View) -> Verdict | None:
+    roots: dict[str, str] = {}
+    for node in view.eligible:
+        cache = view.cache(node.name)
+        root = cache.status.root if cache is not None and cache.status is not None else None
+        if root is not None and root.path is not None:
+            roots.setdefault(root.path, node.name)
+    if len(roots) < 2:
+        return None
+    shown = ", ".join(f"{path} (as on {node})" for path, node in sorted(roots.items()))
+    return _no(
+        "UnsupportedCombination",
+        f"eligible nodes keep their caches at different roots: {shown} — set placement.nodeSelector to one class",
+    )
+
+
+def _model(view: View) -> Verdict | None:
+    spec, facts = view.inputs.spec, view.resolution.facts if view.resolution is not None else None
+    if spec is None or facts is None:
+        return None
+    if facts.reason in _REFUSED_BY_SOURCE:
+        return _no(_REFUSED_BY_SOURCE[facts.reason], facts.message or facts.reason)
+    ways = spec.parallelism.tensor * spec.parallelism.ulysses
+    uneven = [count for count in facts.head_counts if count % ways]
+    if uneven:
+        return _no(
+            "InvalidTopology",
+            f"{facts.architecture or 'the model'} has {uneven[0]} attention heads, which tensor × ulysses = {ways}"
+            " does not divide — choose a divisor",
+        )
+    return None
+
+
+def _entry_refused(view: View) -> Verdict | None:
+    """What only a build finds out: the agents' word on an entry."""
+    for name in view.placed.failed:
+        cache = view.cache(name)
+        for state in cache.status.entries if cache is not None and cache.status is not None else ():
+            if state.reason in _REFUSED_BY_SOURCE and any(entry.id == state.id for entry in view.entries):
+                return _no(_REFUSED_BY_SOURCE[state.reason], state.message or state.reason)
+    return None
+
+
+def _pod_security(view: View) -> Verdict | None:
+    workload = view.inputs.workload
+    if workload is None or not workload.refused or workload.revision != view.revision or not workload.settled:
+        return None
+    if "violates PodSecurity" in workload.refused:
+        return _no(
+            "PodSecurityDenied",
+            f"{workload.refused[:500]} — use a namespace that admits hostPath volumes, or cache.mount:"
+            " PersistentVolume",
+        )
+    return _no("PodTemplateInvalid", workload.refused[:800])
+
+
+def _template(view: View) -> Verdict | None:
+    error = view.inputs.template_error
+    if not error:
+        return None
+    return _no(
+        "PodTemplateInvalid",
+        f"{error[:800]} — correct engine.resources, extraEnv, placement or the names that they refer to",
+    )
+
+
+_IN_VIEW: Final[tuple[Callable[[View], Verdict | None], ...]] = (
+    _world,
+    _classes,
+    _model,
+    _entry_refused,
+    _template,
+    _pod_security,
+)

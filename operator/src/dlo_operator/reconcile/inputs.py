@@ -1,0 +1,203 @@
+"""What one decision is made from: frozen values, read by `gather` and by nothing in here.
+
+Times are handed in; ages are seconds on the operator's own clock. None means that a thing is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from dlo_api.v1alpha1 import DiffusionDeploymentSpec, NodeWeightCacheSpec
+from dlo_api.v1alpha1.node_weight_cache import NodeWeightCacheStatus
+
+from dlo_operator.reconcile.record import Record
+
+Object = dict[str, Any]
+#: A heartbeat that has not moved for this long on the operator's clock is late.
+LEASE_LATE_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True)
+class Images:
+    """The chart's images and how they are pulled."""
+
+    engine: str
+    agent: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Settings that decisions depend on.
+
+    Attributes:
+        namespace: of the operator and the heartbeats.
+        agent_namespace: of the agents and of copied credentials.
+        images: the chart's images.
+        hub_endpoints, s3_endpoints: names that sources may use.
+        gate_deadline_seconds: how long a pod's gate waits for entries.
+    """
+
+    namespace: str
+    agent_namespace: str
+    images: Images
+    hub_endpoints: frozenset[str] = frozenset()
+    s3_endpoints: frozenset[str] = frozenset()
+    gate_deadline_seconds: int = 3600
+
+
+@dataclass(frozen=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A Node, as far as placement looks at it."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    deleting: bool = False
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """A NodeWeightCache with its heartbeat.
+
+    Attributes:
+        name: of the node and of the object.
+        spec, status, generation: of the object; no status before the agent's first report.
+        lease_age: seconds since the heartbeat moved; None when there never was one.
+        reported: when the agent last changed the status.
+    """
+
+    name: str
+    spec: NodeWeightCacheSpec
+    status: NodeWeightCacheStatus | None = None
+    generation: int = 0
+    lease_age: float | None = None
+    reported: datetime | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether an agent has reported and its heartbeat moves."""
+        return self.status is not None and self.lease_age is not None and not self.late
+
+    @property
+    def late(self) -> bool:
+        """Whether there was a heartbeat and it stopped."""
+        return self.lease_age is not None and self.lease_age >= LEASE_LATE_SECONDS
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a container of a pod does not run: a reason, and words."""
+
+    reason: str
+    message: str
+    restarts: int = 0
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What an engine said of itself."""
+
+    backing: str
+    fallback_code: str = ""
+    mode: str = ""
+    transfer: str = ""
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """One engine pod."""
+
+    name: str
+    node: str
+    revision: str
+    ready: bool
+    record: Record | None = None
+    deleting: bool = False
+    finished: bool = False
+    trouble: Trouble | None = None
+    report: EngineReport | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """The child Deployment.
+
+    Attributes:
+        revision, record: of its template.
+        template: its pod template as it stands.
+        replicas: asked for by its spec.
+        settled: its controller has seen the newest spec.
+        rolled_out: the newest template reached all replicas once (`NewReplicaSetAvailable`).
+        deadline_exceeded: it made no progress for its deadline.
+        refused: the server's words when pods could not be created.
+    """
+
+    revision: str
+    record: Record | None
+    replicas: int
+    existing: int = 0
+    updated: int = 0
+    ready: int = 0
+    settled: bool = False
+    rolled_out: bool = False
+    deadline_exceeded: bool = False
+    refused: str = ""
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+SecretState = Literal["None", "Copied", "Missing", "Denied"]
+
+
+@dataclass(frozen=True)
+class DeploymentInputs:
+    """All that decides about one DiffusionDeployment.
+
+    Attributes:
+        name, namespace, uid, generation: its metadata.
+        spec: None when it cannot be read; then `spec_error` says why.
+        status: what stands in its status now, as JSON values.
+        created: its creation time.
+        nodes, caches: all of the cluster, by name.
+        pods: its engine pods.
+        workload: its Deployment.
+        foreign: children's names that others hold, as `Kind/name`.
+        has_budget: whether its PodDisruptionBudget exists.
+        secret: of the source's credential.
+        template_error: the server's words when it refused the rendered template.
+        now: the time of the decision.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: DiffusionDeploymentSpec | None
+    nodes: tuple[NodeFacts, ...]
+    caches: Mapping[str, CacheFacts]
+    settings: PlanSettings
+    now: datetime
+    spec_error: str = ""
+    status: Mapping[str, Any] = field(default_factory=dict)
+    pods: tuple[PodFacts, ...] = ()
+    workload: WorkloadFacts | None = None
+    foreign: tuple[str, ...] = ()
+    has_budget: bool = False
+    secret: SecretState = "None"  # noqa: S105 - a state, not a secret
+    template_error: str = ""

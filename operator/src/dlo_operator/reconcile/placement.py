@@ -1,0 +1,163 @@
+"""Which nodes hold a deployment's entries. Pure, and stable: what is warm or being warmed stays chosen.
+
+`Needed` takes as many nodes as the replicas need, and spares; `All` takes every eligible one; a node where a
+pod of the deployment was bound is always taken. Of the nodes that are not ready yet, only so many build at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dlo_api.identity import digest_of
+from dlo_api.v1alpha1 import DiffusionDeploymentSpec
+from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeEntryStatus, NodeWeightCacheStatus
+
+from dlo_operator.reconcile.entries import holds_all, reported
+from dlo_operator.reconcile.inputs import CacheFacts, NodeFacts
+from dlo_operator.reconcile.scheduling import engines_that_fit
+
+_STOPPED: Final = frozenset({"Failed", "Quarantined"})
+#: An agent's words for a node that has no room, and for one that has no usable root.
+_SHORT: Final = frozenset({"InsufficientDisk", "InsufficientHostMemory", "MapCountTooLow"})
+_NO_ROOT: Final = frozenset({"RootNotMounted", "RootBroken", "Denied", "ReadOnly", "LocksUnsupported"})
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The choice, by node name.
+
+    Attributes:
+        desired: nodes that should hold the entries, best first.
+        claimed: those of them that are told so now.
+        ready, warming, failed: the desired ones by state; a desired node that waits for its turn is in none.
+    """
+
+    desired: tuple[str, ...] = ()
+    claimed: tuple[str, ...] = ()
+    ready: tuple[str, ...] = ()
+    warming: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+def shortage(
+    cache: CacheFacts, needed_bytes: int | None, entries: Iterable[NodeEntry]
+) -> tuple[str, str] | None:
+    """Reason and words when the node cannot take the entries; None when it can, or it cannot be told."""
+    status, entries = cache.status, tuple(entries)
+    if status is None:
+        return None
+    states = tuple(reported(cache, (entry.id for entry in entries)).values())
+    return (
+        _unhealthy(status)
+        or next(
+            (
+                (state.reason, state.message or "")
+                for state in states
+                if state.phase != "Ready" and state.reason in _SHORT
+            ),
+            None,
+        )
+        or (
+            None
+            if holds_all(cache, entries) or needed_bytes is None
+            else _lacking(status, needed_bytes, states)
+        )
+    )
+
+
+def _unhealthy(status: NodeWeightCacheStatus) -> tuple[str, str] | None:
+    for condition in status.conditions:
+        if condition.type == "StorageHealthy" and condition.status == "False":
+            return ("RootNotMounted", condition.message) if condition.reason in _NO_ROOT else None
+    return None
+
+
+def _lacking(
+    status: NodeWeightCacheStatus, needed_bytes: int, states: tuple[NodeEntryStatus, ...]
+) -> tuple[str, str] | None:
+    free = status.root.free_bytes if status.root is not None else None
+    # Bytes that a running build has taken are neither free nor lacking: then the agent's word counts.
+    if free is not None and not states and free < needed_bytes:
+        return "InsufficientDisk", f"{needed_bytes} bytes are needed, {free} are free"
+    budget = status.memory.warm_budget_bytes if status.memory is not None else None
+    if budget and budget < needed_bytes:
+        return "InsufficientHostMemory", f"{needed_bytes} bytes of entries, {budget} may be warmed"
+    return None
+
+
+def choose(
+    spec: DiffusionDeploymentSpec,
+    identity: str,
+    eligible: Iterable[NodeFacts],
+    caches: Mapping[str, CacheFacts],
+    entries: tuple[NodeEntry, ...],
+    *,
+    bound: frozenset[str] = frozenset(),
+    needed_bytes: int | None = None,
+) -> Placed:
+    """The nodes for these entries.
+
+    Args:
+        spec: an accepted spec.
+        identity: of the deployment; spreads deployments over nodes that are equally good.
+        eligible: nodes on which its pods may run.
+        caches: what nodes hold, by name.
+        entries: what they shall hold.
+        bound: nodes on which a pod of the deployment is.
+        needed_bytes: size of the entries; None while it is not known.
+    """
+    nodes = {node.name: node for node in eligible}
+    ids = frozenset(entry.id for entry in entries)
+    ready = frozenset(name for name in nodes if name in caches and holds_all(caches[name], entries))
+
+    def rank(name: str) -> tuple[bool | int | str, ...]:
+        cache = caches.get(name)
+        listed = cache is not None and ids <= {entry.id for entry in cache.spec.entries}
+        return (
+            name not in bound,
+            name not in ready,
+            cache is None or cache.late,
+            cache is not None and shortage(cache, needed_bytes, entries) is not None,
+            cache is None or not cache.alive,
+            not listed,
+            digest_of([identity, name]),
+        )
+
+    order = sorted(nodes, key=rank)
+    desired = order if spec.cache.prewarm.scope == "All" else _needed(spec, nodes, order, bound)
+    kept = [name for name in desired if name in ready]
+    failed = [name for name in desired if name not in ready and _stopped(caches.get(name), entries)]
+    building = [name for name in desired if name not in ready and name not in failed]
+    turn = building[: spec.cache.prewarm.max_parallel_nodes]
+    claimed = {*kept, *failed, *turn, *(name for name in desired if name in bound)}
+    return Placed(
+        desired=tuple(desired),
+        claimed=tuple(name for name in desired if name in claimed),
+        ready=tuple(kept),
+        warming=tuple(name for name in building if name in claimed),
+        failed=tuple(failed),
+    )
+
+
+def _needed(
+    spec: DiffusionDeploymentSpec, nodes: Mapping[str, NodeFacts], order: list[str], bound: frozenset[str]
+) -> list[str]:
+    """The first nodes that hold all replicas, then the spares; at least `minReadyNodes`, and all bound ones."""
+    prewarm = spec.cache.prewarm
+    room, count = 0, 0
+    for name in order:
+        if room >= max(1, spec.replicas):
+            break
+        room += engines_that_fit(spec, nodes[name])
+        count += 1
+    count = max(count + prewarm.spare_nodes, prewarm.min_ready_nodes, sum(name in bound for name in order))
+    return order[:count]
+
+
+def _stopped(cache: CacheFacts | None, entries: tuple[NodeEntry, ...]) -> bool:
+    if cache is None:
+        return False
+    states = reported(cache, (entry.id for entry in entries))
+    return any(state.phase in _STOPPED for state in states.values())

@@ -1,0 +1,219 @@
+"""The pod of one engine: the gate, the engine, their mounts, memory and rights. Pure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, Final
+
+from dlo_api.quantity import format_quantity, parse_quantity
+from dlo_api.topology import world_size
+from dlo_api.v1alpha1 import DiffusionDeploymentSpec
+
+from dlo_operator.reconcile.inputs import Object, PlanSettings
+from dlo_operator.reconcile.memory import pod_memory
+from dlo_operator.reconcile.record import Record
+
+#: Where pods see the cache root, whatever its path on the host.
+CACHE: Final = "/var/lib/dlo/cache"
+HANDOVER: Final = "/run/dlo/handover.json"
+PREFERS: Final = "preferredDuringSchedulingIgnoredDuringExecution"
+GATE: Final = "cache-gate"
+ENGINE: Final = "engine"
+
+#: Endpoints stop sending requests within this time of a pod's deletion.
+_PRE_STOP_SECONDS: Final = 5
+#: Unregistering pages and ending the ranks comes after the drain limit.
+_AFTER_DRAIN_SECONDS: Final = 30
+_STARTUP_TRIES: Final = 60
+_TMP: Final = "1Gi"
+
+_UNPRIVILEGED: Final[Object] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+}
+
+
+def pod_spec(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: PlanSettings) -> Object:
+    """The pod of an engine of this revision."""
+    memory = pod_memory(spec, record.sizes)
+    placement = spec.placement
+    pod: Object = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds
+        + _PRE_STOP_SECONDS
+        + _AFTER_DRAIN_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "supplementalGroups": [record.gid],
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": _affinity(placement.affinity, record.claim.warm_label),
+        "initContainers": [_gate(record, settings)],
+        "containers": [_engine(name, spec, record, settings)],
+        "volumes": [
+            {"name": "run", "emptyDir": {"sizeLimit": "16Mi"}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": _TMP}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": format_quantity(memory.shared)}},
+            {"name": "cache", "hostPath": {"path": record.root, "type": "Directory"}},
+        ],
+    }
+    secrets = [*settings.images.pull_secrets, *(ref.name for ref in spec.engine.image_pull_secrets)]
+    optional: Object = {
+        "nodeSelector": dict(placement.node_selector),
+        "tolerations": copy.deepcopy(list(placement.tolerations)),
+        "priorityClassName": placement.priority_class_name,
+        "runtimeClassName": placement.runtime_class_name,
+        "serviceAccountName": spec.engine.service_account_name,
+        "imagePullSecrets": [{"name": secret} for secret in dict.fromkeys(secrets)],
+    }
+    return pod | {key: value for key, value in optional.items() if value}
+
+
+def engine_args(name: str, spec: DiffusionDeploymentSpec) -> list[str]:
+    """The engine's flags: the same meaning as `dlo run` gives them."""
+    offload = spec.offload
+    args = [
+        *("--handover", HANDOVER, "--model-name", name),
+        *("--device", spec.engine.device.lower()),
+        *("--tensor", str(spec.parallelism.tensor), "--data", str(spec.parallelism.data)),
+        *("--mode", offload.mode, "--transfer", offload.transfer),
+        *("--resident-layers", str(offload.resident_layers)),
+        *("--registration", offload.host_registration.policy),
+        *("--cache-policy", spec.cache.policy, "--verify", spec.cache.verify),
+        *("--on-fallback", spec.cache.on_fallback),
+        *("--max-queued-requests", str(spec.serving.max_queued_requests)),
+        *("--drain-timeout-seconds", str(spec.rollout.drain_timeout_seconds)),
+        *("--host", "0.0.0.0", "--port", str(spec.serving.port)),  # noqa: S104 - a pod's own address
+        *("--termination-message-path", "/dev/termination-log"),
+    ]
+    if offload.device_memory_budget:
+        args += ["--device-memory-budget", str(parse_quantity(offload.device_memory_budget))]
+    if offload.host_registration.limit:
+        args += ["--registration-limit", str(parse_quantity(offload.host_registration.limit))]
+    for component in spec.model.components:
+        args += ["--component", component]
+    if spec.engine.extra_args:
+        args += ["--", *spec.engine.extra_args]
+    return args
+
+
+def _gate(record: Record, settings: PlanSettings) -> Object:
+    wanted = json.dumps([entry.handover() for entry in record.wanted], separators=(",", ":"))
+    return {
+        "name": GATE,
+        "image": settings.images.agent,
+        "imagePullPolicy": settings.images.pull_policy,
+        "command": ["dlo-agent"],
+        "args": [
+            "gate",
+            *("--root", CACHE, "--out", HANDOVER, "--want-json", wanted),
+            *("--deadline", str(settings.gate_deadline_seconds)),
+        ],
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "64Mi"},
+            "limits": {"memory": "256Mi"},
+        },
+        "securityContext": copy.deepcopy(_UNPRIVILEGED),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "run", "mountPath": "/run/dlo"},
+            _read_only({"name": "cache", "mountPath": CACHE}),
+        ],
+    }
+
+
+def _engine(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: PlanSettings) -> Object:
+    keys = dict.fromkeys(entry.input_key for entry in record.wanted)
+    return {
+        "name": ENGINE,
+        "image": spec.engine.image or settings.images.engine,
+        "imagePullPolicy": settings.images.pull_policy,
+        # -P: nothing in the image's working folder is ever imported.
+        "command": ["python", "-P", "-m", "dlo_engine", "serve"],
+        "args": engine_args(name, spec),
+        "env": [{"name": "HOME", "value": "/tmp"}, *copy.deepcopy(list(spec.engine.extra_env))],  # noqa: S108
+        "ports": [{"name": "http", "containerPort": spec.serving.port, "protocol": "TCP"}],
+        "resources": _merged(_resources(spec, record), spec.engine.resources),
+        "securityContext": copy.deepcopy(_UNPRIVILEGED),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
+        "startupProbe": _probe("/livez", period=5, failures=_STARTUP_TRIES),
+        "livenessProbe": _probe("/livez", period=10, failures=6),
+        "readinessProbe": _probe("/health", period=5, failures=2),
+        "volumeMounts": [
+            _read_only({"name": "run", "mountPath": "/run/dlo"}),
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a volume of the pod's own
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+            *(
+                _read_only(
+                    {
+                        "name": "cache",
+                        "mountPath": f"{CACHE}/v1/entries/{key}",
+                        "subPath": f"v1/entries/{key}",
+                    }
+                )
+                for key in keys
+            ),
+        ],
+    }
+
+
+def _read_only(mount: Object) -> Object:
+    return {**mount, "readOnly": True, "recursiveReadOnly": "IfPossible"}
+
+
+def _probe(path: str, *, period: int, failures: int) -> Object:
+    return {
+        "httpGet": {"path": path, "port": "http", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _resources(spec: DiffusionDeploymentSpec, record: Record) -> Object:
+    memory = pod_memory(spec, record.sizes)
+    world = world_size(spec.parallelism)
+    cpu = spec.engine.device == "Cpu"
+    # Registering or first touching a cold page of an entry charges the engine, so its limit has room for all.
+    limits: Object = {
+        "memory": format_quantity(_mebibytes(memory.private + memory.shared + record.entry_bytes))
+    }
+    requests: Object = {
+        "cpu": f"{250 * world}m" if cpu else str(world),
+        "memory": format_quantity(memory.private),
+    }
+    if requests["cpu"].endswith("000m"):
+        requests["cpu"] = requests["cpu"].removesuffix("000m")
+    if not cpu:
+        requests[spec.placement.gpu_resource] = str(world)
+        limits[spec.placement.gpu_resource] = str(world)
+    return {"requests": requests, "limits": limits}
+
+
+def _mebibytes(size: int) -> int:
+    return -(-size // 2**20) * 2**20
+
+
+def _merged(planned: Any, given: Any) -> Any:
+    if isinstance(planned, dict) and isinstance(given, dict):
+        return planned | {key: _merged(planned.get(key), value) for key, value in given.items()}
+    return copy.deepcopy(given)
+
+
+def _affinity(given: Object, warm: str) -> Object:
+    """The user's affinity, and a wish for nodes that hold the entries: never more than a wish."""
+    affinity = copy.deepcopy(given)
+    node = affinity.setdefault("nodeAffinity", {})
+    node[PREFERS] = [
+        *node.get(PREFERS, ()),
+        {
+            "weight": 100,
+            "preference": {"matchExpressions": [{"key": warm, "operator": "In", "values": ["true"]}]},
+        },
+    ]
+    return affinity

@@ -1,0 +1,109 @@
+"""Resolve once, pin for all. Pure.
+
+One node's agent resolves a source; its answer is the pin of every other node. A pin stays for as long as
+anything refers to the source: a branch that moves changes nothing, a change of `spec.model.source` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dlo_api.v1alpha1 import DiffusionDeploymentSpec
+from dlo_api.v1alpha1.node_weight_cache import NodeSource, Pin, SourceStatus
+
+from dlo_operator.reconcile.inputs import CacheFacts
+from dlo_operator.reconcile.record import Record
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What is known of the deployment's source.
+
+    Attributes:
+        source: as nodes shall list it; without a pin, only `resolver` lists it.
+        resolver: the node that resolves; empty once there is a pin, or when there is no node.
+        facts: what an agent found under the pin, or said when it could not; None when nothing is known.
+    """
+
+    source: NodeSource
+    resolver: str = ""
+    facts: SourceStatus | None = None
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the source stands for known bytes."""
+        return self.source.pin.digest != ""
+
+
+def resolve(
+    spec: DiffusionDeploymentSpec,
+    identity: str,
+    candidates: Iterable[str],
+    caches: Mapping[str, CacheFacts],
+    records: Iterable[Record],
+    *,
+    secret_name: str = "",
+) -> Resolution:
+    """The state of the source `identity`.
+
+    Args:
+        spec: an accepted spec.
+        identity: id of its source.
+        candidates: nodes that may resolve it, best first.
+        caches: every node's cache.
+        records: what running revisions stand on; their pins come before any other.
+        secret_name: copy of the credential in the agents' namespace.
+    """
+    source = NodeSource(
+        id=identity, source=spec.model.source, variant=spec.model.variant, secret_name=secret_name
+    )
+    pin = _pin(identity, caches, records)
+    if pin is not None:
+        pinned = source.model_copy(update={"pin": pin})
+        found = (_status(cache, identity) for _, cache in sorted(caches.items()))
+        facts = next(
+            (s for s in found if s is not None and s.digest == pin.digest and s.reason is None), None
+        )
+        return Resolution(pinned, facts=facts)
+    resolver = _resolver(identity, tuple(candidates), caches)
+    return Resolution(source, resolver, _status(caches.get(resolver), identity))
+
+
+def mismatched(identity: str, nodes: Iterable[str], caches: Mapping[str, CacheFacts]) -> tuple[str, ...]:
+    """Nodes that see other bytes than the pin says."""
+    return tuple(
+        name
+        for name in nodes
+        if (state := _status(caches.get(name), identity)) is not None and state.reason == "SourceMismatch"
+    )
+
+
+def _pin(identity: str, caches: Mapping[str, CacheFacts], records: Iterable[Record]) -> Pin | None:
+    recorded = [source for record in records for source in record.claim.sources]
+    listed = [source for _, cache in sorted(caches.items()) for source in cache.spec.sources]
+    for source in (*recorded, *listed):
+        if source.id == identity and source.pin.digest:
+            return source.pin
+    # The answer of a node that was asked: it lists the source without a pin.
+    for _, cache in sorted(caches.items()):
+        if not any(source.id == identity for source in cache.spec.sources):
+            continue
+        state = _status(cache, identity)
+        if state is not None and state.digest and state.reason is None and cache.alive:
+            return Pin(revision=state.revision or "", digest=state.digest)
+    return None
+
+
+def _resolver(identity: str, candidates: tuple[str, ...], caches: Mapping[str, CacheFacts]) -> str:
+    def asked(name: str) -> bool:
+        return name in caches and any(source.id == identity for source in caches[name].spec.sources)
+
+    alive = [name for name in candidates if name in caches and caches[name].alive]
+    return next((name for name in alive if asked(name)), next(iter((*alive, *candidates)), ""))
+
+
+def _status(cache: CacheFacts | None, identity: str) -> SourceStatus | None:
+    if cache is None or cache.status is None:
+        return None
+    return next((state for state in cache.status.sources if state.id == identity), None)

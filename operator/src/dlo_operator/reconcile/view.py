@@ -1,0 +1,71 @@
+"""One deployment as the policies look at it: inputs, and what was worked out from them once. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dlo_api.v1alpha1.node_weight_cache import NodeEntry
+
+from dlo_operator.reconcile.inputs import CacheFacts, DeploymentInputs, NodeFacts, PodFacts
+from dlo_operator.reconcile.placement import Placed
+from dlo_operator.reconcile.record import Record
+from dlo_operator.reconcile.sources import Resolution
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One condition's state: status, reason and words."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """What policies judge.
+
+    Attributes:
+        inputs: as read.
+        refused: why the spec cannot be acted on; None when it can.
+        matching: nodes that selector and tolerations admit; `eligible` those that have the GPUs too.
+        resolution, entries, needed_bytes, placed, record, revision: of the wanted revision, as far as known.
+        current, updating: revision that serves, and the one that is being warmed or rolled out.
+    """
+
+    inputs: DeploymentInputs
+    refused: Verdict | None = None
+    matching: tuple[NodeFacts, ...] = ()
+    eligible: tuple[NodeFacts, ...] = ()
+    resolution: Resolution | None = None
+    entries: tuple[NodeEntry, ...] = ()
+    needed_bytes: int | None = None
+    placed: Placed = field(default_factory=Placed)
+    record: Record | None = None
+    revision: str | None = None
+    current: str | None = None
+    updating: str | None = None
+
+    @property
+    def minimum(self) -> int:
+        """Warm nodes that make the cache ready."""
+        return self.inputs.spec.cache.prewarm.min_ready_nodes if self.inputs.spec is not None else 1
+
+    @property
+    def warm(self) -> bool:
+        """Whether enough nodes hold every entry."""
+        return bool(self.entries) and len(self.placed.ready) >= self.minimum
+
+    def cache(self, node: str) -> CacheFacts | None:
+        """The cache of a node."""
+        return self.inputs.caches.get(node)
+
+    @property
+    def new_pods(self) -> tuple[PodFacts, ...]:
+        """Pods of the wanted revision that are not on their way out."""
+        return tuple(
+            pod
+            for pod in self.inputs.pods
+            if pod.revision == self.revision and not pod.deleting and not pod.finished
+        )
