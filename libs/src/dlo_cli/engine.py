@@ -17,7 +17,7 @@ from queue import Empty, Queue
 from types import TracebackType
 from typing import Any, Self
 
-from dlo_api.quantity import parse_quantity
+from dlo_api.serving import extra_flags, serve_flags
 from dlo_api.v1alpha1 import DiffusionDeployment
 from dlo_cache.handover import Handover, write_handover
 
@@ -31,33 +31,14 @@ FORCED_SECONDS = 40.0
 
 
 def engine_command(manifest: DiffusionDeployment, handover: Path, *, host: str, port: int) -> list[str]:
-    """The command line of an engine for this manifest. Nothing in the manifest chooses a path or a program."""
-    spec = manifest.spec
-    offload = spec.offload
-    command = [
+    """The command line of an engine for this manifest."""
+    flags = serve_flags(manifest.metadata.name, manifest.spec, handover=str(handover), host=host, port=port)
+    return [
         # -P: files of the folder that the user stands in are never imported.
         *(sys.executable, "-P", "-m", "dlo_engine", "serve", "--events", "--exit-with-parent"),
-        *("--handover", str(handover), "--model-name", manifest.metadata.name),
-        *("--device", spec.engine.device.lower()),
-        *("--tensor", str(spec.parallelism.tensor), "--data", str(spec.parallelism.data)),
-        *("--mode", offload.mode, "--transfer", offload.transfer),
-        *("--resident-layers", str(offload.resident_layers)),
-        *("--registration", offload.host_registration.policy),
-        *("--cache-policy", spec.cache.policy, "--verify", spec.cache.verify),
-        *("--on-fallback", spec.cache.on_fallback),
-        *("--max-queued-requests", str(spec.serving.max_queued_requests)),
-        *("--drain-timeout-seconds", str(spec.rollout.drain_timeout_seconds)),
-        *("--host", host, "--port", str(port)),
+        *flags,
+        *extra_flags(manifest.spec),
     ]
-    if offload.device_memory_budget:
-        command += ["--device-memory-budget", str(parse_quantity(offload.device_memory_budget))]
-    if offload.host_registration.limit:
-        command += ["--registration-limit", str(parse_quantity(offload.host_registration.limit))]
-    for component in spec.model.components:
-        command += ["--component", component]
-    if spec.engine.extra_args:
-        command += ["--", *spec.engine.extra_args]
-    return command
 
 
 class Engine:

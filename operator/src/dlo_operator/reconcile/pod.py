@@ -6,7 +6,8 @@ import copy
 import json
 from typing import Any, Final
 
-from dlo_api.quantity import format_quantity, parse_quantity
+from dlo_api.quantity import format_quantity
+from dlo_api.serving import extra_flags, serve_flags
 from dlo_api.topology import world_size
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 
@@ -74,31 +75,9 @@ def pod_spec(name: str, spec: DiffusionDeploymentSpec, record: Record, settings:
 
 
 def engine_args(name: str, spec: DiffusionDeploymentSpec) -> list[str]:
-    """The engine's flags: the same meaning as `dlo run` gives them."""
-    offload = spec.offload
-    args = [
-        *("--handover", HANDOVER, "--model-name", name),
-        *("--device", spec.engine.device.lower()),
-        *("--tensor", str(spec.parallelism.tensor), "--data", str(spec.parallelism.data)),
-        *("--mode", offload.mode, "--transfer", offload.transfer),
-        *("--resident-layers", str(offload.resident_layers)),
-        *("--registration", offload.host_registration.policy),
-        *("--cache-policy", spec.cache.policy, "--verify", spec.cache.verify),
-        *("--on-fallback", spec.cache.on_fallback),
-        *("--max-queued-requests", str(spec.serving.max_queued_requests)),
-        *("--drain-timeout-seconds", str(spec.rollout.drain_timeout_seconds)),
-        *("--host", "0.0.0.0", "--port", str(spec.serving.port)),  # noqa: S104 - a pod's own address
-        *("--termination-message-path", "/dev/termination-log"),
-    ]
-    if offload.device_memory_budget:
-        args += ["--device-memory-budget", str(parse_quantity(offload.device_memory_budget))]
-    if offload.host_registration.limit:
-        args += ["--registration-limit", str(parse_quantity(offload.host_registration.limit))]
-    for component in spec.model.components:
-        args += ["--component", component]
-    if spec.engine.extra_args:
-        args += ["--", *spec.engine.extra_args]
-    return args
+    """The engine's flags: those of `dlo run`, on the pod's own address."""
+    flags = serve_flags(name, spec, handover=HANDOVER, host="0.0.0.0", port=spec.serving.port)  # noqa: S104
+    return [*flags, "--termination-message-path", "/dev/termination-log", *extra_flags(spec)]
 
 
 def _gate(record: Record, settings: PlanSettings) -> Object:
