@@ -10,7 +10,9 @@ from dlo_api.quantity import parse_quantity
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 
 
-def serve_flags(name: str, spec: DiffusionDeploymentSpec, *, handover: str, host: str, port: int) -> list[str]:
+def serve_flags(
+    name: str, spec: DiffusionDeploymentSpec, *, handover: str, host: str, port: int
+) -> list[str]:
     """The flags of ``dlo_engine serve`` for this spec, up to the lone ``--``."""
     offload = spec.offload
     flags = [

@@ -1,5 +1,4 @@
 """The control plane: turns a DiffusionDeployment into cache specs and engine pods.
 
-Must not touch a node's disk or a GPU. The reconcile loop arrives with the cluster release; the import walls hold
-from the first line.
+Must not touch a node's disk or a GPU: what it knows of them, agents and engines have reported.
 """
