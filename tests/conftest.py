@@ -5,6 +5,7 @@ asks for it.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,15 @@ NEEDS = {"gpu": "needs a CUDA device (folder tests/gpu)", "api": "needs an API s
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One marker a folder."""
+    """One marker a folder; and signals that work in children.
+
+    A background job of a shell starts with interrupts ignored, and what is ignored, children ignore too.
+    """
     for name, what in NEEDS.items():
         config.addinivalue_line("markers", f"{name}: {what}")
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

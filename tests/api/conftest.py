@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,26 @@ CRDS = Path(__file__).parents[2] / "crds"
 _NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+@contextmanager
+def serving(folder: Path) -> Iterator[ApiServer]:
     """A running server that serves both kinds."""
-    with ApiServer(tmp_path_factory.mktemp("apiserver")) as running:
+    with ApiServer(folder) as running:
         running.kubectl("apply", "--server-side", "-f", str(CRDS))
         running.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRDS))
+        yield running
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """The server that most tests share."""
+    with serving(tmp_path_factory.mktemp("apiserver")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A server of the test's own: to be killed, or to hold nobody else's objects."""
+    with serving(tmp_path_factory.mktemp("own")) as running:
         yield running
 
 

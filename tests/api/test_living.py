@@ -6,8 +6,7 @@ import copy
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -129,16 +128,6 @@ class _Seen:
             return bool(self.told) and uid is None
         meta = self.told[-1]["metadata"]
         return (meta["uid"], meta["generation"]) == (uid, generation)
-
-
-@pytest.fixture
-def own_server(tmp_path_factory: pytest.TempPathFactory, server: ApiServer) -> Iterator[ApiServer]:
-    """A server of the test's own, to be killed."""
-    with ApiServer(tmp_path_factory.mktemp("own")) as running:
-        crds = Path(__file__).parents[2] / "crds"
-        running.kubectl("apply", "--server-side", "-f", str(crds))
-        running.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(crds))
-        yield running
 
 
 def test_watcher_lives_through_a_killed_server(own_server: ApiServer) -> None:

@@ -23,8 +23,6 @@ from dlo_kube.kinds import (
     DEPLOYMENT,
     DIFFUSION_DEPLOYMENT,
     LEASE,
-    NAMESPACE,
-    NODE,
     NODE_WEIGHT_CACHE,
     POD,
     POD_DISRUPTION_BUDGET,
@@ -153,21 +151,18 @@ class Stage:
 
 
 @pytest.fixture
-def stage(server: ApiServer, gateway: ClusterGateway, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    """Two nodes, two agents; the nodes go at the end, so that other tests do not see them."""
-    if gateway.get(NAMESPACE, SYSTEM) is None:
-        gateway.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-    made = Stage(server, gateway, namespace, tmp_path)
-    yield made
-    for agent in made.agents:
-        node = gateway.get(NODE, agent.node)
-        assert node is not None
-        gateway.delete(NODE, agent.node, uid=node["metadata"]["uid"])
+def stage(own_server: ApiServer, tmp_path: Path) -> Iterator[Stage]:
+    """A server of its own, so that every write is about this stage; two nodes, two agents."""
+    gateway = own_server.gateway()
+    for name in (SYSTEM, "stage"):
+        gateway.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    yield Stage(own_server, gateway, "stage", tmp_path)
+    gateway.close()
 
 
-def test_the_whole_loop(stage: Stage, gateway: ClusterGateway, server: ApiServer) -> None:
+def test_the_whole_loop(stage: Stage) -> None:
     """Ready; then no write; killed and started again: no write; a new model rolls; deleted: nothing is left."""
-    namespace = stage.namespace
+    server, gateway, namespace = stage.server, stage.gateway, stage.namespace
     with server.controllers(*CONTROLLERS):
         with stage.operator(1, signal.SIGKILL):
             gateway.create(
