@@ -5,21 +5,13 @@ Same form as everywhere: a stable ``code`` word, what and where in ``message``, 
 
 from __future__ import annotations
 
+from dlo_obs.explained import ExplainedError
 
-class AgentError(Exception):
+
+class AgentError(ExplainedError):
     """Base of the agent's own failures."""
 
     code: str = "AgentError"
-
-    def __init__(self, message: str, *, hint: str = "", code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        if code is not None:
-            self.code = code
-
-    def __str__(self) -> str:
-        return f"{self.message} — {self.hint}" if self.hint else self.message
 
 
 class UsageError(AgentError):

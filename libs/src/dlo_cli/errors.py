@@ -4,6 +4,7 @@ import re
 from typing import Protocol, runtime_checkable
 
 from dlo_api.errors import ApiError
+from dlo_obs.explained import ExplainedError
 
 DONE = 0
 FAILED = 1
@@ -11,18 +12,11 @@ WRONG_INPUT = 2
 INTERRUPTED = 130
 
 
-class CliError(Exception):
+class CliError(ExplainedError):
     """Something that a person can mend. ``str`` is what happened and what to do."""
 
     code = "Failed"
     exit_status = FAILED
-
-    def __init__(self, message: str, *, hint: str = "", code: str | None = None) -> None:
-        super().__init__(f"{message} — {hint}" if hint else message)
-        self.message = message
-        self.hint = hint
-        if code is not None:
-            self.code = code
 
 
 class UsageError(CliError):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dlo_obs.explained import ExplainedError
+
 
 class Cause(NamedTuple):
     """One field that the server refuses: its path (may be empty) and the server's words."""
@@ -17,20 +19,10 @@ class Cause(NamedTuple):
     message: str
 
 
-class KubeError(Exception):
+class KubeError(ExplainedError):
     """Base of all failures of this package."""
 
     code: str = "KubeError"
-
-    def __init__(self, message: str, *, hint: str = "", code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        if code is not None:
-            self.code = code
-
-    def __str__(self) -> str:
-        return f"{self.message} — {self.hint}" if self.hint else self.message
 
 
 class NotFound(KubeError):

@@ -5,22 +5,13 @@ from __future__ import annotations
 from enum import Enum
 
 from dlo_kube.errors import Conflict, Denied, Expired, Invalid, KubeError, NotFound, Unavailable
+from dlo_obs.explained import ExplainedError
 
 
-class OperatorError(Exception):
+class OperatorError(ExplainedError):
     """Base of what this package raises on purpose; message and hint as everywhere."""
 
     code: str = "OperatorError"
-
-    def __init__(self, message: str, *, hint: str = "", code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        if code is not None:
-            self.code = code
-
-    def __str__(self) -> str:
-        return f"{self.message} — {self.hint}" if self.hint else self.message
 
 
 class LeadershipLost(OperatorError):
