@@ -81,6 +81,23 @@ def _add_run(run: argparse.ArgumentParser, environment: Mapping[str, str]) -> No
         "--namespace", default=default("DLO_NAMESPACE", "dlo-system"), help="of the Leases (DLO_NAMESPACE)"
     )
     run.add_argument("--source-root", action="append", default=[], metavar="NAME=DIR", dest="source_roots")
+    for kind in ("hub", "s3"):
+        run.add_argument(
+            f"--{kind}-endpoint",
+            action="append",
+            default=[],
+            metavar="NAME=URL",
+            dest=f"{kind}_endpoints",
+            help="an address that sources may name; `default` is for those that name none",
+        )
+    run.add_argument(
+        "--layout", action="append", default=[], metavar="NAME=FILE", dest="layouts", help="a layout by name"
+    )
+    run.add_argument(
+        "--secrets-namespace",
+        default=default("DLO_SECRETS_NAMESPACE", ""),
+        help="of the copied credentials, if another (DLO_SECRETS_NAMESPACE)",
+    )
     run.add_argument("--warm-budget", default="0", help="page cache to keep warm, like 200Gi; 0 for none")
     run.add_argument("--headroom", default="0", help="disk to keep free, like 20Gi")
     run.add_argument("--port", type=int, default=8080, help="of /healthz, /readyz and /metrics")
@@ -131,13 +148,17 @@ def _run(arguments: argparse.Namespace) -> None:
     from dlo_kube.connection import from_kubeconfig, in_cluster
     from dlo_obs.logs import configure
 
-    from dlo_agent.settings import Settings, parse_size, parse_source_roots
+    from dlo_agent.settings import Settings, parse_endpoints, parse_layouts, parse_size, parse_source_roots
 
     settings = Settings(
         node=arguments.node,
         root=arguments.root,
         namespace=arguments.namespace,
         source_roots=parse_source_roots(arguments.source_roots),
+        hub_endpoints=parse_endpoints("--hub-endpoint", arguments.hub_endpoints),
+        s3_endpoints=parse_endpoints("--s3-endpoint", arguments.s3_endpoints),
+        layouts=parse_layouts(arguments.layouts),
+        secrets_namespace=arguments.secrets_namespace,
         host_root=arguments.host_root,
         gid=arguments.gid,
         warm_budget_bytes=parse_size(arguments.warm_budget),

@@ -40,11 +40,15 @@ class Resolve(Action):
 
 @dataclass(frozen=True, slots=True)
 class Build(Action):
-    """Build entries that one pass over the source makes: Layout entries of one component and tensor size."""
+    """Build entries that one pass over the source makes: Layout entries of one component and tensor size.
+
+    ``digest`` and ``revision`` are what the source was resolved to.
+    """
 
     source: NodeSource
     entries: tuple[NodeEntry, ...]
     digest: str
+    revision: str = ""
 
     @property
     def lane(self) -> Lane:
@@ -62,6 +66,7 @@ class BuildFiles(Action):
     source: NodeSource
     entry: NodeEntry
     digest: str
+    revision: str = ""
 
     @property
     def lane(self) -> Lane:

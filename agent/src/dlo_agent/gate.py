@@ -74,8 +74,8 @@ def pass_gate(
 ) -> Handover:
     """Returns once every wanted entry is usable and the hand-over file is written.
 
-    With ``optional_layout`` only the ``Files`` entries are waited for; a ``Layout`` entry that is not usable
-    by then is left out. Raises DeadlinePassed saying what lacks and why; CacheError if the file cannot be
+    With ``optional_layout`` only the ``Files`` entries are waited for; a component of which a ``Layout`` entry
+    is not usable by then is left out. Raises DeadlinePassed saying what lacks and why; CacheError if the file cannot be
     written.
     """
     began = clock()
@@ -96,7 +96,9 @@ def pass_gate(
         pause = min(pause * 2, poll_seconds)
     for want, problem in lacking.items():
         say(f"going on without {want.name}: {problem.message}")
-    handover = Handover(str(root), tuple(want.entry for want in wants if want not in lacking))
+    # Ranks of one component either all have their entry or all cut the checkpoint.
+    without = {want.entry.component for want in lacking}
+    handover = Handover(str(root), tuple(w.entry for w in wants if w.entry.component not in without))
     write_handover(out, handover)
     say(f"{len(handover.entries)} of {len(wants)} entries ready after {clock() - began:.3f} s")
     return handover

@@ -36,7 +36,10 @@ class Heartbeat:
         holder: str,
         alive: Callable[[], bool],
         clock: Callable[[], float],
+        renewed: Callable[[float], None] = lambda _: None,
     ) -> None:
+        """``renewed`` is told the time of every renewal, in seconds since 1970."""
+        self._renewed = renewed
         self._gateway, self._namespace = gateway, namespace
         self._name, self._holder = node_lease_name(node), holder
         self._alive, self._clock = alive, clock
@@ -63,7 +66,8 @@ class Heartbeat:
         lease = self._gateway.get(LEASE, self._name, self._namespace)
         if lease is None:
             return False
-        now = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        at = self._clock()
+        now = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._gateway.apply(
             {
                 "apiVersion": LEASE.api_version,
@@ -78,4 +82,5 @@ class Heartbeat:
             },
             manager=AGENT_FIELD_MANAGER,
         )
+        self._renewed(at)
         return True

@@ -25,11 +25,13 @@ from dlo_agent import memory as remembered
 from dlo_agent import references
 from dlo_agent.actions import Action, Evict, Verify, Warm
 from dlo_agent.board import Board
+from dlo_agent.credentials import Credentials
 from dlo_agent.executor import Executor, Outcome
 from dlo_agent.inventory import Inventory, look_at_disk
 from dlo_agent.memory import Memory
 from dlo_agent.metrics import Metrics
 from dlo_agent.node import filesystem_of, node_facts
+from dlo_agent.origins import Origins
 from dlo_agent.planner import plan, still_wanted
 from dlo_agent.reasons import reason_of
 from dlo_agent.report import status_of
@@ -69,6 +71,12 @@ class Loop:
         self._stop = threading.Event()
         self._object: dict[str, Any] | None = None
         self._memory, self._saved = Memory(), references.Ledger()
+        self._origins = Origins(
+            roots=settings.source_roots,
+            credentials=Credentials(gateway, settings.secrets_namespace or settings.namespace),
+            hub_endpoints=settings.hub_endpoints,
+            s3_endpoints=settings.s3_endpoints,
+        )
         self._facts = node_facts(settings.host_root or settings.root, settings.gid)
         self._policy = Policy(
             warm_budget_bytes=settings.warm_budget_bytes, scrub_seconds=settings.scrub_seconds
@@ -180,11 +188,14 @@ class Loop:
         self._inventory = Inventory(root, self._clock)
         self._worker = Worker(
             root=root,
-            source_roots=self._settings.source_roots,
+            origins=self._origins,
             board=self.board,
             producer=producer(self._facts.agent_version, self._settings.node),
+            layouts=self._settings.layouts,
             headroom_bytes=self._settings.headroom_bytes,
             verify_threads=self._settings.verify_threads,
+            lock_waited=self.metrics.lock_waited,
+            source_read=self.metrics.source_read,
         )
         try:
             self._saved = ledger_file.load(root)
@@ -193,7 +204,8 @@ class Loop:
             self._worker = self._inventory = None
             self.storage_problem = StorageProblem(reason_of(error.code), error.message)
             return
-        known = {key: each for key, each in self._saved.resolutions.items() if is_current(each)}
+        layouts = self._settings.layouts
+        known = {key: each for key, each in self._saved.resolutions.items() if is_current(each, layouts)}
         self._memory = Memory(replace(self._saved, resolutions=known))
         if self._storage.recovered is not None:
             self.metrics.recovered(self._storage.recovered)

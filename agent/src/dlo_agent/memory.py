@@ -132,7 +132,7 @@ def _failed(memory: Memory, action: Action, error: Exception, now: float, jitter
             reason=reason,
             message=message[:_MESSAGE],
             attempts=attempts,
-            next_attempt=now + reasons.pause_seconds(reason, attempts, jitter),
+            next_attempt=now + reasons.pause_seconds(reason, attempts, jitter, code=code),
             fingerprint=mark,
             needed=needed if isinstance(needed, int) else 0,
         )

@@ -189,10 +189,11 @@ def _builds(world: World, wanted: Wanted) -> Iterator[Build | BuildFiles]:
         resolution = world.resolution(source)
         if resolution is None:
             continue
+        found = resolution.digest, str(resolution.facts.get("revision", ""))
         if entries[0].kind == "Files":
-            yield BuildFiles("it is listed and not there", source, entries[0], resolution.digest)
+            yield BuildFiles("it is listed and not there", source, entries[0], *found)
         else:
-            yield Build("listed and not there", source, tuple(entries), resolution.digest)
+            yield Build("listed and not there", source, tuple(entries), *found)
 
 
 def _pass_of(entry: NodeEntry) -> tuple[object, ...]:

@@ -28,6 +28,8 @@ SPACE: Final = frozenset({INSUFFICIENT_DISK, DISK_FULL, INODES_EXHAUSTED})
 _REASONS: Final = {
     "SourceNotFound": SOURCE_NOT_FOUND,
     "UnknownRoot": SOURCE_NOT_FOUND,
+    "RemoteNotFound": SOURCE_NOT_FOUND,
+    "UnknownEndpoint": SOURCE_NOT_FOUND,
     "PathLeavesRoot": "SourceUntrusted",
     "SourceUntrusted": "SourceUntrusted",
     "SourceUnauthorized": "SourceUnauthorized",
@@ -60,6 +62,9 @@ _REASONS: Final = {
     "RootBroken": "RootBroken",
 }
 
+#: Every reason that a failure can have.
+ALL: Final = tuple(sorted({*_REASONS.values(), BUILD_FAILED}))
+
 # Seconds before the second attempt, and the longest wait.
 _ORDINARY: Final = (5.0, 300.0)
 _SLOW: Final = (60.0, 900.0)
@@ -70,6 +75,8 @@ _BY_REASON: Final = {
     **dict.fromkeys(("NotDivisible", "UnsupportedQuantization", NEWER_FORMAT), _SLOW),
     BUSY: _QUICK,
 }
+# A folder is looked at often; somebody else's server is not asked often for what it does not have.
+_BY_CODE: Final = {"RemoteNotFound": _SLOW, "UnknownEndpoint": _SLOW}
 _JITTER: Final = 0.25
 _MOST_DOUBLINGS: Final = 16
 
@@ -79,13 +86,15 @@ def reason_of(code: str) -> str:
     return _REASONS.get(code, BUILD_FAILED)
 
 
-def pause_seconds(reason: str, attempts: int, jitter: float) -> float:
+def pause_seconds(reason: str, attempts: int, jitter: float, *, code: str = "") -> float:
     """Seconds to wait after failure number ``attempts`` in a row; ``jitter`` in 0..1 adds up to a quarter.
+
+    The error's ``code`` counts where one reason has causes of several kinds.
 
     A first integrity failure is rebuilt at once: the bad entry is out of the way, and waiting helps nobody.
     """
     if reason == INTEGRITY_FAILED and attempts <= 1:
         return 0.0
-    first, longest = _BY_REASON.get(reason, _ORDINARY)
+    first, longest = _BY_CODE.get(code) or _BY_REASON.get(reason, _ORDINARY)
     doublings = min(max(attempts, 1) - 1, _MOST_DOUBLINGS)
     return min(first * 2.0**doublings, longest) * (1.0 + _JITTER * jitter)

@@ -20,6 +20,7 @@ from dlo_agent.planner import within_warm_budget
 from dlo_agent.wanted import Unreadable, Wanted
 from dlo_agent.world import (
     Failure,
+    Headway,
     NodeFacts,
     State,
     Status,
@@ -181,12 +182,17 @@ def _missing(world: World, entry: NodeEntry, failure: Failure | None) -> Status:
         why = _why(failure) if failure is not None and failure.reason == reasons.INTEGRITY_FAILED else {}
         headway = world.headway.get(entry.id)
         if headway is None or headway.phase != "Building":
-            return {"phase": "Fetching", **why}
-        return {"phase": "Building", "bytes": headway.total, "doneBytes": headway.done, **why}
+            known = {} if headway is None or not headway.key else _how_far(headway)
+            return {"phase": "Fetching", **known, **why}
+        return {"phase": "Building", **_how_far(headway), **why}
     if failure is None:
         return {"phase": "Pending"}
     quarantined = failure.reason == reasons.INTEGRITY_FAILED
     return {"phase": "Quarantined" if quarantined else "Failed", **_why(failure)}
+
+
+def _how_far(headway: Headway) -> Status:
+    return {"bytes": headway.total, "doneBytes": headway.done}
 
 
 def _why(failure: Failure | None) -> Status:

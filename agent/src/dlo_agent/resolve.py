@@ -1,15 +1,12 @@
 """Finds out what a source is: its files with their digests, what can be cut, and the sizes a plan is made of.
 
-Reads headers and configuration; a file's bytes only to hash them once. Directory sources below named roots;
-everything else is refused with its reason. Must not write anything but the digest cache.
+Reads headers and configuration of what ``origins`` has opened. Must not write anything.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from dlo_api.v1alpha1.node_weight_cache import NodeSource
@@ -18,68 +15,14 @@ from dlo_cache.errors import CacheError
 from dlo_cache.image_plan import ImagePlan, plan_images
 from dlo_cache.layout import Layout
 from dlo_cache.layouts import builtin_architectures, builtin_layout
-from dlo_cache.progress import Cancel, Progress
-from dlo_cache.source import Component, SourceFile
-from dlo_sources.digests import DigestCache, hash_files
-from dlo_sources.pipeline import Pipeline, open_directory
+from dlo_cache.source import Component
+from dlo_sources.pipeline import Pipeline
 
 from dlo_agent.errors import SourceProblem
+from dlo_agent.origins import Opened
 from dlo_agent.references import Resolution
 
 _SHORT: Final = 12
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A source whose files all have their digests."""
-
-    pipeline: Pipeline
-    digest: str
-
-
-def open_source(
-    source: NodeSource,
-    roots: Mapping[str, Path],
-    digests: DigestCache,
-    *,
-    progress: Progress | None = None,
-    cancel: Cancel | None = None,
-) -> Opened:
-    """The source as it is now. Raises SourceProblem, the errors of ``dlo_sources``, Cancelled."""
-    folder, within = locate(source, roots)
-    pipeline = open_directory(folder, variant=source.variant, within=within)
-    files = hash_files(pipeline.all_files(), digests, progress, cancel)
-    return Opened(pipeline.with_files(files), digest_of(files))
-
-
-def locate(source: NodeSource, roots: Mapping[str, Path]) -> tuple[Path, Path]:
-    """The folder of a directory source and the root that it must lie in."""
-    directory = source.source.directory
-    if directory is None:
-        kind = "huggingFace" if source.source.hugging_face is not None else "s3"
-        raise SourceProblem(
-            f"source {source.id}: {kind} sources are not built yet",
-            hint="put the checkpoint in a named root and use model.source.directory",
-            code="SourceUnsupported",
-        )
-    root = roots.get(directory.root)
-    if root is None:
-        known = ", ".join(sorted(roots)) or "none"
-        raise SourceProblem(
-            f"this node has no source root named {directory.root!r} (known: {known})",
-            hint="add it to the agent's Helm values, or correct model.source.directory.root",
-            code="UnknownRoot",
-        )
-    return root / directory.path, root
-
-
-def digest_of(files: list[SourceFile]) -> str:
-    """The digest of a file list: sha256 of the canonical JSON of its names, sizes and digests, by name."""
-    listed = [
-        {"name": file.name, "size": file.size, "sha256": file.sha256}
-        for file in sorted(files, key=lambda file: file.name)
-    ]
-    return hashlib.sha256(canonical_json(listed)).hexdigest()
 
 
 def check_pin(source: NodeSource, opened: Opened) -> None:
@@ -98,25 +41,36 @@ def check_digest(source: NodeSource, opened: Opened, digest: str) -> None:
         )
 
 
-def layout_for(component: Component, named: str) -> Layout:
-    """The layout that cuts a component; raises SourceProblem (UnknownLayout, UnknownArchitecture)."""
+def layout_for(component: Component, named: str, layouts: Mapping[str, Layout]) -> Layout:
+    """The layout that cuts a component: the one of ``layouts`` that is named, else the built-in one of its
+    class, else the first of ``layouts`` for it. Raises SourceProblem (UnknownLayout, UnknownArchitecture)."""
     if named:
-        raise SourceProblem(
-            f"this node has no layout named {named!r}",
-            hint="leave model.layout empty for the built-in layout of the component's class",
-            code="UnknownLayout",
-        )
-    layout = builtin_layout(component.class_name)
-    if layout is None:
+        layout = layouts.get(named)
+        if layout is None:
+            raise SourceProblem(
+                f"this node has no layout named {named!r} (known: {', '.join(sorted(layouts)) or 'none'})",
+                hint="add it to the Helm values, or leave model.layout empty for the built-in one",
+                code="UnknownLayout",
+            )
+        if layout.architecture != component.class_name:
+            raise SourceProblem(
+                f"layout {named!r} is for {layout.architecture}; component {component.name} is a"
+                f" {component.class_name}",
+                hint="name a layout of the component's class, or leave model.layout empty",
+                code="UnknownLayout",
+            )
+        return layout
+    found = _usual_layout(component.class_name, layouts)
+    if found is None:
         raise SourceProblem(
             f"component {component.name}: no layout for the architecture {component.class_name}",
             hint=f"built in are {', '.join(builtin_architectures())}",
             code="UnknownArchitecture",
         )
-    return layout
+    return found
 
 
-def resolution_of(source: NodeSource, opened: Opened) -> Resolution:
+def resolution_of(source: NodeSource, opened: Opened, known: Mapping[str, Layout]) -> Resolution:
     """What status says about a source, and what entries built from it depend on."""
     pipeline = opened.pipeline
     layouts: dict[str, Layout] = {}
@@ -125,7 +79,7 @@ def resolution_of(source: NodeSource, opened: Opened) -> Resolution:
         if not component.weights:
             continue
         found: dict[str, Any] = {"name": component.name, "bytes": component.tensor_bytes}
-        fitting = _fitting(component)
+        fitting = _fitting(component, known)
         if fitting is not None:
             layouts[component.name], plans = fitting
             found |= _block_facts(plans)
@@ -133,7 +87,7 @@ def resolution_of(source: NodeSource, opened: Opened) -> Resolution:
     files = pipeline.all_files()
     streamed = tuple(layouts)
     facts: dict[str, Any] = {
-        "revision": opened.digest[:_SHORT],
+        "revision": opened.revision,
         "digest": opened.digest,
         "files": len(files),
         "bytes": sum(file.size for file in files),
@@ -143,31 +97,53 @@ def resolution_of(source: NodeSource, opened: Opened) -> Resolution:
     }
     return Resolution(
         digest=opened.digest,
-        basis=basis_of(opened.digest, layouts),
+        basis=basis_of(
+            opened.digest, layouts, {name: each for name, each in known.items() if _is_for(each, pipeline)}
+        ),
         pin=source.pin.digest,
         facts=facts,
         layouts={
-            component.class_name: _layout_digest(component.class_name)
+            component.class_name: _layout_digest(component.class_name, known)
             for component in pipeline.components.values()
             if component.weights
         },
     )
 
 
-def basis_of(digest: str, layouts: Mapping[str, Layout]) -> str:
-    """What stands for the files and the rules that cut them: entries of another basis have other keys."""
+def basis_of(digest: str, layouts: Mapping[str, Layout], known: Mapping[str, Layout]) -> str:
+    """What stands for the files and the rules that cut them: entries of another basis have other keys.
+
+    ``known`` are the layouts by name that an entry may ask for.
+    """
     rules = {name: layout.digest for name, layout in layouts.items()}
-    return hashlib.sha256(canonical_json({"digest": digest, "layouts": rules})).hexdigest()
+    named = {name: layout.digest for name, layout in known.items()}
+    extra = {"named": named} if named else {}
+    return hashlib.sha256(canonical_json({"digest": digest, "layouts": rules, **extra})).hexdigest()
 
 
-def is_current(resolution: Resolution) -> bool:
-    """Whether the layouts of this release are those that a remembered resolution was made with."""
-    return all(_layout_digest(name) == digest for name, digest in resolution.layouts.items())
+def is_current(resolution: Resolution, known: Mapping[str, Layout]) -> bool:
+    """Whether the layouts of this release and of this agent are those that a remembered resolution was made
+    with."""
+    return all(_layout_digest(name, known) == digest for name, digest in resolution.layouts.items())
 
 
-def _layout_digest(class_name: str) -> str:
+def _is_for(layout: Layout, pipeline: Pipeline) -> bool:
+    return any(each.class_name == layout.architecture for each in pipeline.components.values())
+
+
+def _usual_layout(class_name: str, known: Mapping[str, Layout]) -> Layout | None:
     layout = builtin_layout(class_name)
-    return "" if layout is None else layout.digest
+    if layout is not None:
+        return layout
+    return next((known[name] for name in sorted(known) if known[name].architecture == class_name), None)
+
+
+def _layout_digest(class_name: str, known: Mapping[str, Layout]) -> str:
+    """Digest of every layout that may cut this class, "" for none."""
+    layout = builtin_layout(class_name)
+    own = "" if layout is None else layout.digest
+    named = {name: each.digest for name, each in known.items() if each.architecture == class_name}
+    return own if not named else hashlib.sha256(canonical_json({"own": own, "named": named})).hexdigest()
 
 
 def _architecture(pipeline: Pipeline, layouts: Mapping[str, Layout]) -> dict[str, Any]:
@@ -183,9 +159,11 @@ def _architecture(pipeline: Pipeline, layouts: Mapping[str, Layout]) -> dict[str
     return {} if transformer is None else {"architecture": transformer.class_name}
 
 
-def _fitting(component: Component) -> tuple[Layout, tuple[ImagePlan, ...]] | None:
-    """The built-in layout with the plan of the undivided component, or None where none fits it."""
-    layout = builtin_layout(component.class_name)
+def _fitting(
+    component: Component, known: Mapping[str, Layout]
+) -> tuple[Layout, tuple[ImagePlan, ...]] | None:
+    """The usual layout with the plan of the undivided component, or None where none fits it."""
+    layout = _usual_layout(component.class_name, known)
     if layout is None:
         return None
     try:

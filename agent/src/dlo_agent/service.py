@@ -33,6 +33,7 @@ class Service:
             holder=settings.node,
             alive=lambda: not self.not_alive(),
             clock=time.time,
+            renewed=self.loop.metrics.renewed,
         )
         self.health = HealthServer(
             settings.port, alive=self.not_alive, ready=self.not_ready, registry=self.loop.metrics.registry

@@ -86,10 +86,17 @@ def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
+class SyncError(OSError):
+    """The device did not take what was written; the errno is its own."""
+
+
 def sync(fd: int) -> None:
-    """Returns once the file or directory ``fd`` is on the device. An error means: throw the thing away, do
+    """Returns once the file or directory ``fd`` is on the device. SyncError means: throw the thing away, do
     not retry."""
-    os.fsync(fd)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncError(error.errno, error.strerror) from error
 
 
 def replace_file(name: str, data: bytes, mode: int, *, dir_fd: int) -> None:

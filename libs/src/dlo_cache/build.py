@@ -10,7 +10,7 @@ Must not parse source headers (``dlo_sources`` did that) and must not take a hal
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -52,6 +52,7 @@ def build_layout_entries(
     cancel: Cancel | None = None,
     producer: Mapping[str, object],
     lock_timeout_seconds: float = 600.0,
+    waited: Callable[[float], None] | None = None,
 ) -> list[Built]:
     """The entries of ``tensor_ranks`` (all below ``tensor_size`` by default), in that order; built where not
     there.
@@ -60,7 +61,7 @@ def build_layout_entries(
     aside and built again. Raises UnknownTensor, NotDivisible, Invalid before anything is written; NoSpace
     (InsufficientDisk before the first byte, DiskFull at a write); Busy when another builder keeps a key for
     ``lock_timeout_seconds``; Unavailable (SourceChanged); Denied; Cancelled. Whatever is raised, nothing
-    unfinished is left.
+    unfinished is left. ``waited`` is told the seconds until the writers' locks were had.
     """
     ranks = _checked_ranks(tensor_size, tensor_ranks)
     if quantization != "None":
@@ -75,7 +76,10 @@ def build_layout_entries(
         tensor_size=tensor_size,
         tensor_ranks=ranks,
     )
-    with hold_keys(root, [each.key for each in keys], timeout_seconds=lock_timeout_seconds, cancel=cancel):
+    held = hold_keys(
+        root, [each.key for each in keys], timeout_seconds=lock_timeout_seconds, cancel=cancel, waited=waited
+    )
+    with held:
         found = {each.key: present(root, each.key) for each in keys}
         missing = [each for each in keys if found[each.key] is None]
         batches = [missing[at : at + MOST_COORDINATES] for at in range(0, len(missing), MOST_COORDINATES)]

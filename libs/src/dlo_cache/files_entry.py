@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any, Final, Literal
@@ -47,13 +47,14 @@ def build_files_entry(
     cancel: Cancel | None = None,
     producer: Mapping[str, object],
     lock_timeout_seconds: float = 600.0,
+    waited: Callable[[float], None] | None = None,
 ) -> Built:
     """The entry that holds ``files`` verbatim under their own relative names; built unless it is there.
 
     ``select`` and ``streamed`` say for people how the files were chosen; the name depends on the files alone.
     Raises Invalid for an unsafe name or a missing sha256 before anything is written; Unavailable
     (SourceChanged) for bytes that are not those of the digest; NoSpace, Busy, Denied, Cancelled as for layout
-    entries. Nothing unfinished is left.
+    entries. Nothing unfinished is left. ``waited`` is told the seconds until the writers' locks were had.
     """
     if select == "All" and streamed:
         raise Invalid(
@@ -63,7 +64,8 @@ def build_files_entry(
     _check_names(ordered)
     key, preimage = files_key(ordered)
     note = {**producer, "select": select, "streamed": list(streamed)}
-    with hold_keys(root, [key], timeout_seconds=lock_timeout_seconds, cancel=cancel):
+    held = hold_keys(root, [key], timeout_seconds=lock_timeout_seconds, cancel=cancel, waited=waited)
+    with held:
         found = present(root, key)
         if found is not None:
             return found

@@ -19,7 +19,8 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -43,20 +44,28 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def hold_keys(
-    root: Root, keys: Iterable[str], *, timeout_seconds: float, cancel: Cancel | None = None
+    root: Root,
+    keys: Iterable[str],
+    *,
+    timeout_seconds: float,
+    cancel: Cancel | None = None,
+    waited: Callable[[float], None] | None = None,
 ) -> Iterator[None]:
     """Holds the write locks of all ``keys``, taken in one fixed order so that two builders cannot wait for
-    each other.
+    each other; ``waited`` is told the seconds that it took to get them all.
 
     Raises Busy naming the entry and the lock's owner when one is not free within ``timeout_seconds``;
     Cancelled.
     """
+    began = time.monotonic()
     with ExitStack() as stack:
         locks_fd = stack.enter_context(root.opened("locks"))
         for key in sorted({check_key(key) for key in keys}):
             subject = f"the writers' lock of entry {key}"
             lock = key_lock(locks_fd, key, timeout_seconds=timeout_seconds, subject=subject, cancel=cancel)
             stack.enter_context(lock)
+        if waited is not None:
+            waited(time.monotonic() - began)
         yield
 
 

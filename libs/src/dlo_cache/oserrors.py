@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from dlo_cache.atomic import SyncError
 from dlo_cache.errors import CacheError, Denied, Exists, Invalid, NoSpace, NotFound, Unavailable
 
 _WRONG_KIND: Final = "a link or another kind of file lies where the cache keeps its own"
+_DEVICE: Final = "the system log may say what the device reported"
 _KINDS: Final[dict[int, tuple[type[CacheError], str | None, str]]] = {
     errno.ENOSPC: (NoSpace, "DiskFull", "free space on that file system and try again"),
     errno.EDQUOT: (NoSpace, "DiskFull", "raise the quota or free space, and try again"),
@@ -36,9 +38,9 @@ def translated(error: OSError, doing: str) -> CacheError:
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = f"this process runs as uid {os.geteuid()}, gid {os.getegid()}; check owner and mode"
         return Denied(message, hint=hint)
-    kind, code, hint = _KINDS.get(
-        error.errno or 0, (Unavailable, None, "the system log may say what the device reported")
-    )
+    kind, code, hint = _KINDS.get(error.errno or 0, (Unavailable, None, _DEVICE))
+    if kind is Unavailable and isinstance(error, SyncError):
+        return Unavailable(message, code="SyncFailed", hint=_DEVICE)
     return kind(message, code=code, hint=hint)
 
 

@@ -16,8 +16,8 @@ from dlo_cache.header import PAD_PREFIX, parse_header
 from dlo_cache.source import Component, SourceTensor
 
 from dlo_sources.errors import SourceError, SourceIncomplete, SourceInvalid, SourceUntrusted
-from dlo_sources.files import LocalFile
-from dlo_sources.folder import Folder, check_name
+from dlo_sources.files import CheckpointFile
+from dlo_sources.folder import CheckpointFolder, check_name
 from dlo_sources.weights import choose_weights, is_side_file
 
 CONFIG: Final = "config.json"
@@ -29,7 +29,9 @@ _UNFINISHED: Final = {"Empty", "Truncated", "LfsPointer"}
 _FETCH: Final = "fetch the checkpoint again, or wait until it has arrived"
 
 
-def read_component(folder: Folder, name: str, library: str, class_name: str, variant: str) -> Component:
+def read_component(
+    folder: CheckpointFolder, name: str, library: str, class_name: str, variant: str
+) -> Component:
     """The component ``name``; raises a SourceError that names file and tensor for whatever is not whole."""
     names = folder.names(name)
     side = [found for found in names if is_side_file(found)]
@@ -61,7 +63,7 @@ def read_component(folder: Folder, name: str, library: str, class_name: str, var
     return Component(name, library, class_name, config, tuple(files), weights, tensors)
 
 
-def _read_index(folder: Folder, index_name: str) -> dict[str, list[str]]:
+def _read_index(folder: CheckpointFolder, index_name: str) -> dict[str, list[str]]:
     """Shard name in the component's folder to its tensors; names are judged, nothing else is opened."""
     weight_map = folder.json(index_name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -94,8 +96,8 @@ def _read_index(folder: Folder, index_name: str) -> dict[str, list[str]]:
 
 
 def _find_shards(
-    folder: Folder, component: str, index_name: str, placed: Mapping[str, Sequence[str]]
-) -> dict[str, LocalFile]:
+    folder: CheckpointFolder, component: str, index_name: str, placed: Mapping[str, Sequence[str]]
+) -> dict[str, CheckpointFile]:
     """The shards that the index names, sorted by name; none is opened before all are known to be there."""
     shards = {}
     for shard, tensors in sorted(placed.items()):
@@ -113,7 +115,7 @@ def _find_shards(
     return shards
 
 
-def _read_tensors(file: LocalFile) -> dict[str, SourceTensor]:
+def _read_tensors(file: CheckpointFile) -> dict[str, SourceTensor]:
     try:
         header = parse_header(file.read, file.size, file.name)
     except BadHeader as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeGuard
 
 from dlo_cache import atomic
 from dlo_cache.canonical import canonical_json, strict_json
@@ -23,6 +23,7 @@ from dlo_cache.progress import Cancel, Progress, check_cancel, report
 from dlo_cache.source import SourceFile
 
 from dlo_sources.errors import SourceIncomplete
+from dlo_sources.fetch import RemoteFile
 from dlo_sources.files import Identity, LocalFile
 
 _PIECE: Final = 8 * 2**20
@@ -41,36 +42,56 @@ class DigestCache:
 
     def get(self, identity: Identity) -> str | None:
         """The digest of the file with exactly this identity, if it is known."""
-        if self._directory is None:
-            return None
+        record = self._read(_record_name(identity))
         try:
-            fd = atomic.open_directory(self._directory)
-            try:
-                data = atomic.read_file(_record_name(identity), dir_fd=fd, limit=_RECORD_LIMIT)
-            finally:
-                os.close(fd)
-            record = strict_json(data, "digest record")
-            known = Identity(*record["identity"])
-            digest = record["sha256"]
-        except (OSError, Invalid, KeyError, TypeError):
+            known, digest = Identity(*record["identity"]), record["sha256"]
+        except (KeyError, TypeError):
             return None
-        return digest if known == identity and isinstance(digest, str) and len(digest) == 64 else None
+        return digest if known == identity and _is_digest(digest) else None
+
+    def recall(self, tag: str) -> str | None:
+        """The digest of the bytes that a store names by ``tag``, if it is known."""
+        record = self._read(_tag_name(tag))
+        digest = record.get("sha256")
+        return digest if record.get("tag") == tag and _is_digest(digest) else None
+
+    def remember(self, tag: str, sha256: str) -> None:
+        """Remembers the digest of the bytes that a store names by ``tag``."""
+        self._write(_tag_name(tag), {"tag": tag, "sha256": sha256})
 
     def put(self, identity: Identity, sha256: str, started_ns: int) -> None:
         """Remembers a digest whose computation began at ``started_ns``, unless the file was too young."""
         if self._directory is None or started_ns - max(identity.mtime_ns, identity.ctime_ns) < _SETTLED_NS:
             return
-        data = canonical_json({"identity": list(identity), "sha256": sha256})
-        with suppress(OSError):
-            fd = atomic.open_directory(self._directory)
-            try:
-                atomic.replace_file(_record_name(identity), data, 0o600, dir_fd=fd)
-            finally:
-                os.close(fd)
+        self._write(_record_name(identity), {"identity": list(identity), "sha256": sha256})
 
     def now_ns(self) -> int:
         """The time now, on the clock that file times are compared with."""
         return self._clock_ns()
+
+    def _read(self, name: str) -> dict[str, Any]:
+        if self._directory is None:
+            return {}
+        try:
+            fd = atomic.open_directory(self._directory)
+            try:
+                data = atomic.read_file(name, dir_fd=fd, limit=_RECORD_LIMIT)
+            finally:
+                os.close(fd)
+            record = strict_json(data, "digest record")
+        except (OSError, Invalid):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def _write(self, name: str, record: dict[str, Any]) -> None:
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            fd = atomic.open_directory(self._directory)
+            try:
+                atomic.replace_file(name, canonical_json(record), 0o600, dir_fd=fd)
+            finally:
+                os.close(fd)
 
 
 def hash_files(
@@ -107,6 +128,8 @@ class _Run:
         self._lock = threading.Lock()
 
     def digested(self, file: SourceFile) -> SourceFile:
+        if file.sha256 is None and isinstance(file, RemoteFile):
+            return self._remote(file)
         if file.sha256 is not None or not isinstance(file, LocalFile):
             self._advance(file.size)
             return file
@@ -118,6 +141,15 @@ class _Run:
         digest = self._hash(file)
         if not self.stop:
             self._cache.put(file.identity, digest, started)
+        return file.with_sha256(digest)
+
+    def _remote(self, file: RemoteFile) -> SourceFile:
+        known = self._cache.recall(file.tag)
+        if known is not None:
+            self._advance(file.size)
+            return file.with_sha256(known)
+        digest = file.digest(self._advance)
+        self._cache.remember(file.tag, digest)
         return file.with_sha256(digest)
 
     def _hash(self, file: LocalFile) -> str:
@@ -138,6 +170,14 @@ class _Run:
         with self._lock:
             self._done += nbytes
             report(self._progress, "hash", self._subject, self._done, self._total)
+
+
+def _is_digest(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) == 64
+
+
+def _tag_name(tag: str) -> str:
+    return f"tag-{hashlib.sha256(tag.encode()).hexdigest()}.json"
 
 
 def _record_name(identity: Identity) -> str:

@@ -62,3 +62,21 @@ class SourceUnavailable(SourceError):
     """The storage refused or failed: permissions, input/output errors."""
 
     code = "SourceUnavailable"
+
+
+class SourceUnauthorized(SourceError):
+    """The store does not let this credential, or nobody without one, read it."""
+
+    code = "SourceUnauthorized"
+
+
+class SourceUnreachable(SourceError):
+    """The store gave no answer, or said that it cannot now; asking again may help."""
+
+    code = "SourceUnreachable"
+
+
+class SourceChanged(SourceError):
+    """Other bytes than those that were stated or pinned."""
+
+    code = "SourceChanged"

@@ -11,11 +11,26 @@ import os
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from dlo_sources.errors import SourceIncomplete, SourceInvalid, SourceUnavailable, SourceUntrusted
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class CheckpointFile(Protocol):
+    """A ``dlo_cache.source.SourceFile`` that can also be looked into before it is built from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def sha256(self) -> str | None: ...
+    def readinto(self, buffer: memoryview | bytearray, offset: int) -> int: ...
+    def read(self, offset: int, length: int) -> bytes:
+        """The bytes at ``offset``, fewer than ``length`` only at the end of the file."""
+        ...
 
 
 class Identity(NamedTuple):

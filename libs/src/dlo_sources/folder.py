@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dlo_cache.canonical import strict_json
 from dlo_cache.errors import Invalid
@@ -22,13 +22,29 @@ from dlo_sources.errors import (
     SourceUnavailable,
     SourceUntrusted,
 )
-from dlo_sources.files import LocalFile, look_at, unreadable
+from dlo_sources.files import CheckpointFile, LocalFile, look_at, unreadable
 
 JSON_LIMIT: Final = 64 * 2**20
 _LONGEST_PART: Final = 255
 _MOST_PARTS: Final = 16
 _MOST_FILES: Final = 10_000
 _FETCH: Final = "fetch the checkpoint again, or wait until it has arrived"
+
+
+class CheckpointFolder(Protocol):
+    """The folder of one pipeline, wherever it lies; names are relative to it. Methods as in ``Folder``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+    def file(self, name: str) -> CheckpointFile: ...
+    def has(self, name: str) -> bool: ...
+    def json(self, name: str) -> dict[str, Any]: ...
+    def names(self, folder: str) -> list[str]: ...
 
 
 class Folder:
@@ -74,6 +90,11 @@ class Folder:
             return repo.removeprefix("models--").replace("--", "/")
         return self.root.name
 
+    @property
+    def place(self) -> str:
+        """Its path."""
+        return str(self.root)
+
     def file(self, name: str) -> LocalFile:
         """The file ``name``, not opened.
 
@@ -88,19 +109,7 @@ class Folder:
 
     def json(self, name: str) -> dict[str, Any]:
         """The JSON object in the file ``name``; raises SourceInvalid if it is none."""
-        file = self.file(name)
-        if file.size > JSON_LIMIT:
-            raise SourceInvalid(f"{name} has {file.size} bytes, too many for such a file", file=name)
-        data = file.read(0, file.size)
-        if data.count(b"{") + data.count(b"[") + data.count(b",") > STRUCTURE_LIMIT:
-            raise SourceInvalid(f"{name} states more than {STRUCTURE_LIMIT} values", file=name)
-        try:
-            value = strict_json(data, name)
-        except Invalid as error:
-            raise SourceInvalid(error.message, hint=_FETCH, file=name) from error
-        if not isinstance(value, dict):
-            raise SourceInvalid(f"{name} is no JSON object", hint=_FETCH, file=name)
-        return value
+        return json_of(self.file(name))
 
     def names(self, folder: str) -> list[str]:
         """The names of all files and links below ``folder``, sorted; what starts with a dot is left out.
@@ -168,3 +177,20 @@ def check_name(name: str) -> str:
             f"{name[:300]!r} is not a plain path inside the checkpoint; it was not opened", file=name
         )
     return name
+
+
+def json_of(file: CheckpointFile) -> dict[str, Any]:
+    """The JSON object in a file; raises SourceInvalid if it is none."""
+    name = file.name
+    if file.size > JSON_LIMIT:
+        raise SourceInvalid(f"{name} has {file.size} bytes, too many for such a file", file=name)
+    data = file.read(0, file.size)
+    if data.count(b"{") + data.count(b"[") + data.count(b",") > STRUCTURE_LIMIT:
+        raise SourceInvalid(f"{name} states more than {STRUCTURE_LIMIT} values", file=name)
+    try:
+        value = strict_json(data, name)
+    except Invalid as error:
+        raise SourceInvalid(error.message, hint=_FETCH, file=name) from error
+    if not isinstance(value, dict):
+        raise SourceInvalid(f"{name} is no JSON object", hint=_FETCH, file=name)
+    return value

@@ -17,7 +17,9 @@ from dlo_cache.source import Component, SourceFile, swap_files
 
 from dlo_sources.component import read_component
 from dlo_sources.errors import SourceIncomplete, SourceInvalid, SourceNotFound
-from dlo_sources.folder import Folder
+from dlo_sources.fetch import Fetcher
+from dlo_sources.folder import CheckpointFolder, Folder
+from dlo_sources.remote_folder import RemoteFolder
 from dlo_sources.weights import has_variant
 
 MODEL_INDEX: Final = "model_index.json"
@@ -26,9 +28,12 @@ _COMPONENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A checkpoint. ``files`` are those of the pipeline itself, outside its components' folders."""
+    """A checkpoint; ``root`` is its folder, None where it lies in a store.
 
-    root: Path
+    ``files`` are those of the pipeline itself, outside its components' folders.
+    """
+
+    root: Path | None
     name: str
     class_name: str
     config: Mapping[str, Any]
@@ -81,13 +86,29 @@ def open_directory(path: Path, *, variant: str = "", within: Path | None = None)
     folder = Folder(path, within=within)
     if not folder.has(MODEL_INDEX):
         raise _no_pipeline(folder)
+    return replace(_opened(folder, variant), root=folder.root)
+
+
+def open_remote(fetcher: Fetcher, *, variant: str = "") -> Pipeline:
+    """The checkpoint in a store, checked in the same way; only headers and configurations are fetched."""
+    folder = RemoteFolder(fetcher)
+    if not folder.has(MODEL_INDEX):
+        raise SourceInvalid(
+            f"{folder.place} is no pipeline: it has no {MODEL_INDEX}",
+            hint="name the repository or the prefix that holds model_index.json",
+            file=MODEL_INDEX,
+        )
+    return _opened(folder, variant)
+
+
+def _opened(folder: CheckpointFolder, variant: str) -> Pipeline:
     index = folder.json(MODEL_INDEX)
     class_name = index.get("_class_name")
     if not isinstance(class_name, str):
-        raise SourceInvalid(f"{folder.root}: {MODEL_INDEX} names no pipeline class", file=MODEL_INDEX)
+        raise SourceInvalid(f"{folder.place}: {MODEL_INDEX} names no pipeline class", file=MODEL_INDEX)
     listed = _listed_components(index)
     if not listed:
-        raise SourceInvalid(f"{folder.root}: {MODEL_INDEX} names no component", file=MODEL_INDEX)
+        raise SourceInvalid(f"{folder.place}: {MODEL_INDEX} names no component", file=MODEL_INDEX)
     _check_folders(folder, listed)
     if variant:
         _check_variant(folder, listed, variant)
@@ -95,7 +116,7 @@ def open_directory(path: Path, *, variant: str = "", within: Path | None = None)
         name: read_component(folder, name, library, class_name, variant)
         for name, (library, class_name) in listed.items()
     }
-    return Pipeline(folder.root, folder.name, class_name, index, components, (folder.file(MODEL_INDEX),))
+    return Pipeline(None, folder.name, class_name, index, components, (folder.file(MODEL_INDEX),))
 
 
 def _listed_components(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -112,17 +133,17 @@ def _listed_components(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     return listed
 
 
-def _check_folders(folder: Folder, listed: Iterable[str]) -> None:
+def _check_folders(folder: CheckpointFolder, listed: Iterable[str]) -> None:
     missing = [name for name in listed if not folder.has(name)]
     if missing:
         raise SourceIncomplete(
-            f"{folder.root}: {MODEL_INDEX} names component {missing[0]}, but folder {missing[0]} is missing",
+            f"{folder.place}: {MODEL_INDEX} names component {missing[0]}, but folder {missing[0]} is missing",
             hint="fetch the checkpoint again, or wait until it has arrived",
             component=missing[0],
         )
 
 
-def _check_variant(folder: Folder, listed: Mapping[str, tuple[str, str]], variant: str) -> None:
+def _check_variant(folder: CheckpointFolder, listed: Mapping[str, tuple[str, str]], variant: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_]{1,40}", variant):
         raise SourceInvalid(f"variant {variant!r} is no plain word")
     for name, (library, _) in listed.items():
@@ -130,7 +151,7 @@ def _check_variant(folder: Folder, listed: Mapping[str, tuple[str, str]], varian
         if has_variant(names, library, variant):
             return
     raise SourceIncomplete(
-        f"{folder.root}: no component has weights of variant {variant!r}",
+        f"{folder.place}: no component has weights of variant {variant!r}",
         hint="leave the variant out, or fetch it",
     )
 

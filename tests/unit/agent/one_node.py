@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,6 +68,24 @@ def rest(*, of: str = DIGITS_ID, retention: int = 100) -> dict[str, Any]:
 def two_ranks(retention: int = 100) -> list[dict[str, Any]]:
     """What an engine of tensor size 2 needs."""
     return [layout(0, retention=retention), layout(1, retention=retention), rest(retention=retention)]
+
+
+class SmallDisk:
+    """A file system that says it has ``free`` bytes."""
+
+    def __init__(self) -> None:
+        self.free: int | None = None
+        self._real = os.statvfs
+
+    def __call__(self, path: Any) -> Any:
+        found = self._real(path)
+        if self.free is None:
+            return found
+        values = list(found)
+        values[0:2] = [4096, 4096]
+        values[2] = (1 << 40) // 4096
+        values[3] = values[4] = (self.free + (1 << 40) // 100) // 4096
+        return os.statvfs_result(values)
 
 
 class OneNode:

@@ -135,19 +135,6 @@ def test_a_lost_ledger_costs_no_rebuild(node: OneNode) -> None:
     assert {each["phase"] for each in after["entries"]} == {"Ready"}
 
 
-def test_unsupported_sources_say_so(node: OneNode) -> None:
-    """A hub source is refused truthfully."""
-    from dlo_api.identity import source_id
-    from dlo_api.v1alpha1.source import HuggingFaceSource, Source
-
-    hub = Source(hugging_face=HuggingFaceSource(repo="org/name"))
-    entries = [{**each, "sourceId": source_id(hub)} for each in two_ranks()]
-    node.ask(entries, [source(hub)])
-    status = node.settle()
-    assert status["sources"][0]["reason"] == "SourceUnsupported"
-    assert node.condition("Ready")["reason"] == "SourceUnsupported"
-
-
 def test_a_later_operator_is_not_misread(node: OneNode) -> None:
     """Unknown fields are left out; an entry that cannot be understood is reported and the others are served."""
     odd = {**two_ranks()[0], "id": "abcdef", "quantization": "Fp4"}

@@ -18,25 +18,7 @@ from dlo_cache.root import MARKER, init_root, open_root
 from dlo_cli.samples import samples_root
 from dlo_kube.errors import Unavailable
 from dlo_kube.kinds import NODE_WEIGHT_CACHE
-from unit.agent.one_node import NODE, OneNode, layout, source, two_ranks
-
-
-class SmallDisk:
-    """A file system that says it has ``free`` bytes."""
-
-    def __init__(self) -> None:
-        self.free: int | None = None
-        self._real = os.statvfs
-
-    def __call__(self, path: Any) -> Any:
-        found = self._real(path)
-        if self.free is None:
-            return found
-        values = list(found)
-        values[0:2] = [4096, 4096]
-        values[2] = (1 << 40) // 4096
-        values[3] = values[4] = (self.free + (1 << 40) // 100) // 4096
-        return os.statvfs_result(values)
+from unit.agent.one_node import NODE, OneNode, SmallDisk, layout, source, two_ranks
 
 
 @pytest.fixture

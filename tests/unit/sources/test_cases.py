@@ -389,7 +389,10 @@ def test_error_codes_are_stable() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, SourceError)
     }
-    words = ("Error", "NotFound", "Invalid", "Incomplete", "Ambiguous", "Untrusted", "Unavailable")
+    words = (
+        *("Error", "NotFound", "Invalid", "Incomplete", "Ambiguous", "Untrusted", "Unavailable"),
+        *("Unauthorized", "Unreachable", "Changed"),
+    )
     assert kinds == {f"Source{word}" for word in words}
     error = SourceInvalid("what", hint="do this", code="Other", file="x")
     assert (str(error), error.code, error.subject) == ("what — do this", "Other", {"file": "x"})
