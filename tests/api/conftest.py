@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from api.apiserver import ApiServer
+from api.charted import agents, cluster  # noqa: F401 - fixtures of the tests of the chart
 from dlo_kube.client import ClusterGateway
 
 CRDS = Path(__file__).parents[2] / "crds"

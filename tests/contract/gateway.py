@@ -308,6 +308,26 @@ class GatewayContract:
         assert names(namespace=namespace, labels={"colour": "blue"}) == set()
         assert names(namespace=namespace, fields={"metadata.name": two}) == {two}
 
+    def test_pages_are_the_list_in_parts(self, gateway: Gateway, namespace: str) -> None:
+        """Every object once, each page with the version of the listing."""
+        made = [gateway.create(deployment(namespace))["metadata"]["name"] for _ in range(5)]
+        pages = list(gateway.pages(DIFFUSION_DEPLOYMENT, namespace))
+        assert sorted(obj["metadata"]["name"] for page in pages for obj in page.items) == sorted(made)
+        assert {page.resource_version for page in pages} == {pages[0].resource_version}
+        assert all(obj["kind"] == "DiffusionDeployment" for page in pages for obj in page.items)
+        empty = list(gateway.pages(DIFFUSION_DEPLOYMENT, namespace, labels={"none": "such"}))
+        assert [page.items for page in empty] == [()]
+        assert empty[0].resource_version
+
+    def test_heads_are_metadata_alone(self, gateway: Gateway, namespace: str) -> None:
+        """With uid, generation and version, and of the kind that was asked for."""
+        made = gateway.create(deployment(namespace))
+        (head,) = gateway.heads(DIFFUSION_DEPLOYMENT, namespace).items
+        assert set(head) == {"apiVersion", "kind", "metadata"}
+        assert (head["apiVersion"], head["kind"]) == (made["apiVersion"], made["kind"])
+        for name in ("uid", "generation", "resourceVersion", "namespace"):
+            assert head["metadata"][name] == made["metadata"][name]
+
     def test_kinds_of_the_core(self, gateway: Gateway, namespace: str) -> None:
         """No status, no generation: just the object."""
         meta = {"name": "one", "namespace": namespace}

@@ -89,6 +89,21 @@ class FakeCluster:
             ]
             return Listing(tuple(found), str(self._version))
 
+    def pages(
+        self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> Iterator[Listing]:
+        """See Gateway.pages; two objects a page."""
+        items, version = self.list(kind, namespace, labels=labels)
+        for start in range(0, max(1, len(items)), 2):
+            yield Listing(items[start : start + 2], version)
+
+    def heads(self, kind: Kind, namespace: str | None = None) -> Listing:
+        """See Gateway.heads."""
+        items, version = self.list(kind, namespace)
+        return Listing(
+            tuple({n: obj[n] for n in ("apiVersion", "kind", "metadata")} for obj in items), version
+        )
+
     def create(self, obj: Object) -> Object:
         """See Gateway.create."""
         kind, key = _identify(obj)

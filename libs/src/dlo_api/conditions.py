@@ -41,7 +41,8 @@ DEPLOYMENT_CONDITIONS: Final = (
 )
 NODE_CONDITIONS: Final = (READY, STORAGE_HEALTHY, SPACE_AVAILABLE)
 
-#: The reasons of each condition, for True first. `Stalled` and `Ready` also copy the first failing reason up.
+#: The reasons of each condition of a DiffusionDeployment, for True first. `Stalled` and `Ready` also copy the
+#: first failing reason up.
 REASONS: Final[dict[str, tuple[str, ...]]] = {
     ACCEPTED: (
         "Accepted",
@@ -58,6 +59,7 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     SOURCE_RESOLVED: (
         "Resolved",
+        "NotAccepted",
         "Hashing",
         "SourceUnauthorized",
         "SourceNotFound",
@@ -71,17 +73,17 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     CAPACITY_SUFFICIENT: (
         "Sufficient",
+        "NotAccepted",
         "NoEligibleNodes",
         "InsufficientDisk",
         "InsufficientHostMemory",
-        "LockedMemoryTooLow",
         "MapCountTooLow",
-        "HostRegistrationUnsupported",
         "RootNotMounted",
     ),
     CACHE_READY: (
         "Warm",
         "CacheDisabled",
+        "NotAccepted",
         "Warming",
         "BuildFailed",
         "IntegrityFailed",
@@ -101,14 +103,22 @@ REASONS: Final[dict[str, tuple[str, ...]]] = {
     PROGRESSING: ("Complete", "Warming", "RollingOut", "Deferred", "DeadlineExceeded", "Suspended"),
     USING_CACHE: ("AsAsked", "CacheDisabled", "FellBack", "Unreported"),
     STALLED: ("NotStalled",),
-    READY: ("Ready", "Pending", "Suspended"),
+    READY: ("Ready", "Suspended"),
+}
+#: The reasons of each condition of a NodeWeightCache. `Ready` also copies a source's or an entry's reason up.
+NODE_REASONS: Final[dict[str, tuple[str, ...]]] = {
+    READY: ("Ready", "Pending"),
     STORAGE_HEALTHY: (
         "Healthy",
         "RootNotMounted",
+        "RootBroken",
         "Denied",
         "ReadOnly",
         "LocksUnsupported",
-        "IntegrityFailed",
+        "NewerFormat",
+        "UnsafeOwner",
+        "DiskFull",
+        "Unavailable",
     ),
     SPACE_AVAILABLE: ("Available", "InsufficientDisk", "DiskFull", "InodesExhausted"),
 }

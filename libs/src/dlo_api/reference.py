@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from dlo_api.conditions import DEPLOYMENT_CONDITIONS, NODE_CONDITIONS, REASONS
+from dlo_api.advice import ADVICE
+from dlo_api.conditions import DEPLOYMENT_CONDITIONS, NODE_CONDITIONS, NODE_REASONS, REASONS
 from dlo_api.names import API_VERSION
 from dlo_api.rules import RULES
 from dlo_api.structural import Schema
@@ -140,10 +141,11 @@ def _gaps() -> list[str]:
 
 def _conditions() -> list[str]:
     lines = ["## Conditions", ""]
-    for title, types in (
-        ("DiffusionDeployment", DEPLOYMENT_CONDITIONS),
-        ("NodeWeightCache", NODE_CONDITIONS),
+    for title, types, reasons in (
+        ("DiffusionDeployment", DEPLOYMENT_CONDITIONS, REASONS),
+        ("NodeWeightCache", NODE_CONDITIONS, NODE_REASONS),
     ):
-        rows = [[f"`{kind}`", ", ".join(f"`{reason}`" for reason in REASONS[kind])] for kind in types]
+        rows = [[f"`{kind}`", ", ".join(f"`{reason}`" for reason in reasons[kind])] for kind in types]
         lines += [f"### Conditions of a {title}", "", *_table(("type", "reasons"), rows), ""]
-    return lines
+    advice = [[f"`{reason}`", ADVICE[reason]] for reason in sorted(ADVICE)]
+    return [*lines, "### What to do about a reason", "", *_table(("reason", "what to do"), advice), ""]

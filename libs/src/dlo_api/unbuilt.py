@@ -88,9 +88,10 @@ UNBUILT: Final[tuple[Unbuilt, ...]] = (
     Unbuilt(
         name="CachePolicy",
         applies=lambda spec: _native(spec) and spec.cache.policy != "Required",
-        what="the Native engine serves from entries only; other cache policies are not built yet",
-        change="set cache.policy to Required",
+        what="on one machine the Native engine serves from Layout entries only",
+        change="set cache.policy to Required, or use a cluster",
         field_path="spec.cache.policy",
+        where=_ON_MACHINE,
     ),
     Unbuilt(
         name="CfgParallelism",

@@ -20,16 +20,19 @@ from kubernetes.client import ApiClient, ApiException, Configuration
 from urllib3.exceptions import HTTPError
 
 from dlo_kube.errors import Invalid, KubeError, NotFound, Unavailable
-from dlo_kube.gateway import Listing, Object, WatchEvent
+from dlo_kube.gateway import Listing, Object, Served, WatchEvent
 from dlo_kube.kinds import Kind, kind_of
 from dlo_kube.responses import failure, failure_event, names_an_object
 
+Query = list[tuple[str, str]]
+
 _PAGE: Final = 500
+_JSON: Final = "application/json"
+#: Served for every kind; of each object the server then sends its metadata alone.
+_HEADS: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY: Final = "application/apply-patch+yaml"
 _EVENTS: Final = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 _IDENTITY: Final = ("name", "namespace", "uid", "resourceVersion")
-
-Query = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,6 @@ class Limits:
     connect: float = 10.0
     request: float = 30.0
     silence: float = 70.0
-
-
-@dataclass(frozen=True)
-class Served:
-    """One finished call, for metrics: verb, plural of the kind, `ok` or the error's code, seconds taken."""
-
-    verb: str
-    resource: str
-    code: str
-    seconds: float
 
 
 class ClusterGateway:
@@ -106,16 +99,41 @@ class ClusterGateway:
         fields: Mapping[str, str] | None = None,
     ) -> Listing:
         """See Gateway.list."""
-        query = [("limit", str(_PAGE)), *_selectors(labels, fields)]
-        items: list[Object] = []
-        page: Query = []
+        pages = tuple(self._pages(kind, namespace, _selectors(labels, fields)))
+        return Listing(tuple(item for page in pages for item in page.items), pages[-1].resource_version)
+
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+    ) -> Iterator[Listing]:
+        """See Gateway.pages."""
+        return self._pages(kind, namespace, _selectors(labels, None))
+
+    def heads(self, kind: Kind, namespace: str | None = None) -> Listing:
+        """See Gateway.heads."""
+        pages = tuple(self._pages(kind, namespace, [], accept=_HEADS))
+        return Listing(tuple(item for page in pages for item in page.items), pages[-1].resource_version)
+
+    def _pages(
+        self, kind: Kind, namespace: str | None, selectors: Query, accept: str = _JSON
+    ) -> Iterator[Listing]:
+        path, page = self._path(kind, namespace), Query()
         while True:
-            answer = self._object("list", kind, self._path(kind, namespace), "", query=[*query, *page])
-            for item in answer.get("items") or ():
-                items.append({**item, "apiVersion": kind.api_version, "kind": kind.kind})
+            query = [("limit", str(_PAGE)), *selectors, *page]
+            answer = self._object("list", kind, path, "", query=query, accept=accept)
             meta = answer.get("metadata", {})
+            yield Listing(
+                tuple(
+                    {**item, "apiVersion": kind.api_version, "kind": kind.kind}
+                    for item in answer.get("items") or ()
+                ),
+                meta.get("resourceVersion", ""),
+            )
             if not meta.get("continue"):
-                return Listing(tuple(items), meta.get("resourceVersion", ""))
+                return
             page = [("continue", meta["continue"])]
 
     def apply(self, obj: Object, *, manager: str, force: bool = True, dry_run: bool = False) -> Object:
@@ -224,12 +242,13 @@ class ClusterGateway:
         method: str = "GET",
         query: Query | None = None,
         body: Object | None = None,
-        content: str = "application/json",
+        content: str = _JSON,
+        accept: str = _JSON,
     ) -> Object:
         """One call that answers with a JSON object."""
         what = f"{verb} {kind.plural} {name}".rstrip()
         with self._measured(verb, kind):
-            raw = self._send(method, path, query or [], body, content, what)
+            raw = self._send(method, path, query or [], body, content, what, accept=accept)
             return _json(_read(raw, time.monotonic() + self._limits.request, what), what)
 
     def _send(
@@ -241,13 +260,14 @@ class ClusterGateway:
         content: str | None,
         what: str,
         silence: float | None = None,
+        accept: str = _JSON,
     ) -> urllib3.BaseHTTPResponse:
         """The answer's head has come and says that it went well.
 
         Raises:
             KubeError: anything else.
         """
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": accept}
         if body is not None and content is not None:
             headers["Content-Type"] = content
         limits = (self._limits.connect, silence if silence is not None else self._limits.request)

@@ -29,6 +29,15 @@ class WatchEvent(NamedTuple):
     obj: Object
 
 
+class Served(NamedTuple):
+    """One finished call, for metrics: verb, plural of the kind, `ok` or the error's code, seconds taken."""
+
+    verb: str
+    resource: str
+    code: str
+    seconds: float
+
+
 class Gateway(Protocol):
     """The API server. Every method may raise `Denied` and `Unavailable`, and `NotFound` for a kind that is not
     served.
@@ -50,6 +59,18 @@ class Gateway(Protocol):
         Raises:
             Expired: the listing took longer than the server keeps versions.
         """
+
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+    ) -> Iterator[Listing]:
+        """As `list`, in parts, so that they need not all be held at once; each with the listing's version."""
+
+    def heads(self, kind: Kind, namespace: str | None = None) -> Listing:
+        """As `list`, of each object `apiVersion`, `kind` and `metadata` alone."""
 
     def apply(self, obj: Object, *, manager: str, force: bool = True, dry_run: bool = False) -> Object:
         """Server-side apply of everything but status: `manager` owns exactly the fields given.

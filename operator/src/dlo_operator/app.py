@@ -12,19 +12,21 @@ from typing import Any
 import structlog
 from dlo_kube.errors import KubeError
 from dlo_kube.gateway import Gateway, Object
-from dlo_kube.kinds import DIFFUSION_DEPLOYMENT, NODE
+from dlo_kube.kinds import DIFFUSION_DEPLOYMENT, NODE, Kind
 from dlo_obs.logs import describe, where
 from prometheus_client import CollectorRegistry
 
-from dlo_operator.controller import Controller, Parts
+from dlo_operator.controller import CALM_SECONDS, Controller, Parts
 from dlo_operator.errors import Response, reason_of, response_to, retry_after
 from dlo_operator.events import Recorder
 from dlo_operator.executor import Executor
+from dlo_operator.facts import mirror_views
 from dlo_operator.feed import Feed
-from dlo_operator.gather import Engines, Gatherer, Reader
+from dlo_operator.gather import Engines, Gatherer
 from dlo_operator.heartbeats import Heartbeats
 from dlo_operator.keys import Key, deployment_key, node_key
 from dlo_operator.metrics import Metrics
+from dlo_operator.mirror import Mirror, kinds
 from dlo_operator.queue import Queue, Taken
 from dlo_operator.settings import Settings
 
@@ -57,6 +59,7 @@ class Operator:
     """A queue, a controller, and what feeds and watches them."""
 
     gateway: Gateway
+    mirror: Mirror
     settings: Settings
     clock: Clock
     queue: Queue
@@ -101,24 +104,38 @@ class Operator:
     def tell(self, obj: Object, deleted: bool) -> None:
         """Takes one event of a watch."""
         self.metrics.watch_activity.labels(obj["kind"]).set(self.clock.now().timestamp())
-        self.enqueue(self.feed.keys(obj, deleted=deleted))
+        if self.mirror.take(obj, deleted=deleted):
+            self.enqueue(self.feed.keys(obj, deleted=deleted))
+        else:
+            self.feed.heard(obj, deleted=deleted)
 
     def resync(self) -> None:
-        """Looks at everything that exists, and at everything that did at the last resync. Raises KubeError."""
-        deployments = self.gateway.list(DIFFUSION_DEPLOYMENT).items
-        found = {deployment_key(obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in deployments}
-        found |= {node_key(obj["metadata"]["name"]) for obj in self.gateway.list(NODE).items}
-        self.metrics.relists.labels("All", "Resync").inc()
+        """Corrects the mirror by full lists, and looks at everything that exists or did. Raises KubeError."""
+        for kind in kinds():
+            self.correct(kind)
+        found = {deployment_key(*place) for place in self.mirror.places(DIFFUSION_DEPLOYMENT)}
+        found |= {node_key(name) for _, name in self.mirror.places(NODE)}
         self.enqueue(found | self.known | self.controller.claims.deployments())
         self.known = frozenset(found)
         self.answered = self.clock.monotonic()
 
+    def correct(self, kind: Kind) -> None:
+        """Corrects the mirror of one kind by a full list. Raises KubeError."""
+        changed, gone = self.mirror.refresh(kind)
+        self.answered = self.clock.monotonic()
+        self.metrics.relists.labels(kind.kind, "Resync").inc()
+        if gone:
+            self.metrics.ghosts.labels(kind.kind).inc(len(gone))
+        for objects, deleted in ((changed, False), (gone, True)):
+            for obj in objects:
+                self.enqueue(self.feed.concerned(obj, deleted=deleted))
+
     def compare_watches(self) -> None:
         """Compares what watches told with what there is. Raises KubeError."""
-        listed = self.gateway.list(DIFFUSION_DEPLOYMENT).items
+        listed = self.gateway.heads(DIFFUSION_DEPLOYMENT).items
         missed, gone = self.feed.compare(DIFFUSION_DEPLOYMENT.kind, listed)
         if missed:
-            self.metrics.ghosts.labels(DIFFUSION_DEPLOYMENT.kind).inc(missed)
+            self.correct(DIFFUSION_DEPLOYMENT)
         self.enqueue(gone)
         self.answered = self.clock.monotonic()
 
@@ -140,7 +157,7 @@ class Operator:
         self.answered = self.clock.monotonic()
         for node in sorted(changed):
             self.queue.add(node_key(node))
-            self.enqueue(self.controller.interested(node))
+            self.enqueue(self.controller.interested(node, True))
 
     def enqueue(self, keys: Iterable[Key]) -> None:
         """Wants these keys looked at."""
@@ -155,17 +172,21 @@ def assemble(
     clock: Clock,
     engines: Engines,
     rng: random.Random,
-    reader: Reader | None = None,
-    registry: CollectorRegistry | None = None,
+    metrics: Metrics | None = None,
+    calm_seconds: float = CALM_SECONDS,
 ) -> Operator:
-    """The operator on this gateway; starts nothing."""
+    """The operator on this gateway; starts nothing. Its first `resync` has to come before any `work`."""
     queue = Queue(clock.monotonic, rng)
-    metrics = Metrics(registry or CollectorRegistry())
+    metrics = metrics or Metrics(CollectorRegistry())
+    mirror = Mirror(gateway, mirror_views(), clock.monotonic)
     heartbeats = Heartbeats(gateway, settings.plan.namespace, clock.monotonic)
     parts: dict[str, Any] = {
         "gateway": gateway,
-        "gatherer": Gatherer(gateway, reader or gateway, settings.plan, heartbeats, engines, clock.now),
-        "executor": Executor(gateway),
+        "mirror": mirror,
+        "heartbeats": heartbeats,
+        "gatherer": Gatherer(gateway, mirror, settings.plan, heartbeats, engines, clock.now),
+        "executor": Executor(gateway, mirror),
+        "calm_seconds": calm_seconds,
         "recorder": Recorder(gateway, settings.identity, clock.now),
         "metrics": metrics,
         "now": clock.now,
@@ -174,6 +195,6 @@ def assemble(
     }
     controller = Controller(Parts(**parts), queue.add)
     feed = Feed(controller.interested, controller.claims.deployments)
-    made = Operator(gateway, settings, clock, queue, controller, heartbeats, metrics, feed)
+    made = Operator(gateway, mirror, settings, clock, queue, controller, heartbeats, metrics, feed)
     made.answered = clock.monotonic()
     return made

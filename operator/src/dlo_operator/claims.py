@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 from dlo_operator.keys import Key
 from dlo_operator.reconcile.plan import NodeClaim
+
+
+class Version(NamedTuple):
+    """Which deployment, and which of its specs."""
+
+    uid: str
+    generation: int
+
+
+_NONE: Final = Version("", 0)
 
 
 class ClaimBook:
@@ -18,20 +29,20 @@ class ClaimBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claims: dict[Key, tuple[str, dict[str, NodeClaim]]] = {}
+        self._claims: dict[Key, tuple[Version, dict[str, NodeClaim]]] = {}
         self._by_node: dict[str, set[Key]] = {}
 
-    def put(self, key: Key, uid: str, claims: Mapping[str, NodeClaim]) -> frozenset[str]:
-        """Replaces a deployment's claims; the nodes for which that changes something."""
+    def put(self, key: Key, version: Version, claims: Mapping[str, NodeClaim]) -> frozenset[str]:
+        """Replaces a deployment's claims by those of a version; the nodes for which that changes something."""
         with self._lock:
-            _, before = self._claims.get(key, ("", {}))
-            self._claims[key] = (uid, dict(claims))
+            _, before = self._claims.get(key, (_NONE, {}))
+            self._claims[key] = (version, dict(claims))
             return self._changed(key, before, claims)
 
     def drop(self, key: Key) -> frozenset[str]:
         """Forgets a deployment that is gone; the nodes that held something for it."""
         with self._lock:
-            _, before = self._claims.pop(key, ("", {}))
+            _, before = self._claims.pop(key, (_NONE, {}))
             return self._changed(key, before, {})
 
     def of_node(self, node: str) -> tuple[NodeClaim, ...]:
@@ -59,10 +70,10 @@ class ClaimBook:
                 for source in claim.claim.sources
             )
 
-    def shrinkable(self, existing: Iterable[tuple[Key, str]]) -> bool:
-        """Whether the needs of all existing deployments (key and uid) are known."""
+    def shrinkable(self, existing: Iterable[tuple[Key, Version]]) -> bool:
+        """Whether the needs of all existing deployments, as they are specified now, are known."""
         with self._lock:
-            return all(key in self._claims and self._claims[key][0] == uid for key, uid in existing)
+            return all(key in self._claims and self._claims[key][0] == version for key, version in existing)
 
     def _changed(
         self, key: Key, before: Mapping[str, NodeClaim], after: Mapping[str, NodeClaim]

@@ -12,38 +12,52 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from dlo_api import conditions as names
-from dlo_kube.errors import Invalid
+from dlo_api.identity import node_lease_name
+from dlo_kube.errors import Conflict, Invalid
 from dlo_kube.gateway import Gateway, Object
 from dlo_kube.kinds import (
     DIFFUSION_DEPLOYMENT,
     LEASE,
     NODE,
     NODE_WEIGHT_CACHE,
+    POD,
     POD_DISRUPTION_BUDGET,
     SECRET,
+    kind_of,
 )
 
 from dlo_operator import nodes, observe
-from dlo_operator.claims import ClaimBook
+from dlo_operator.claims import ClaimBook, Version
 from dlo_operator.events import Recorder, transitions
-from dlo_operator.executor import Executor
+from dlo_operator.executor import Executor, status_differs, urgent
 from dlo_operator.gather import SOURCE_LABEL, Gathered, Gatherer
+from dlo_operator.heartbeats import Heartbeats
 from dlo_operator.keys import Key, deployment_key, node_key
 from dlo_operator.metrics import Metrics
-from dlo_operator.reconcile.plan import Desired, plan
+from dlo_operator.mirror import OUR_LABELS, OURS, Mirror
+from dlo_operator.mounts import MountBook
+from dlo_operator.reconcile.plan import Desired, NodeClaim, plan
 from dlo_operator.reconcile.record import Claim
 
 #: While some deployment's needs are unknown, a node that would shrink is looked at again after this long.
 _UNKNOWN_NEEDS_SECONDS = 5.0
+#: A status in which only words and progress have changed is written at most this often.
+CALM_SECONDS = 10.0
 #: An engine that serves and has not been asked yet, is asked again.
 _UNREPORTED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a controller works with."""
+    """What a controller works with.
+
+    Attributes:
+        calm_seconds: shortest time between two writes of a status of which only words and progress have changed.
+    """
 
     gateway: Gateway
+    mirror: Mirror
+    heartbeats: Heartbeats
     gatherer: Gatherer
     executor: Executor
     recorder: Recorder
@@ -51,6 +65,7 @@ class Parts:
     now: Callable[[], datetime]
     namespace: str
     agent_namespace: str
+    calm_seconds: float = CALM_SECONDS
 
 
 class Controller:
@@ -60,8 +75,10 @@ class Controller:
         self._parts = parts
         self._enqueue = enqueue
         self._lock = threading.Lock()
-        self._unsettled: set[Key] = set()
+        self._unsettled: dict[Key, bool] = {}
+        self._told: dict[Key, datetime] = {}
         self.claims = ClaimBook()
+        self.mounts = MountBook(parts.gateway, parts.executor)
 
     def reconcile(self, key: Key) -> float | None:
         """Brings one key to where it should be; seconds after which to look again, or None.
@@ -70,35 +87,47 @@ class Controller:
         """
         return self._deployment(key) if key.kind == "Deployment" else self._node(key)
 
-    def interested(self, node: str) -> frozenset[Key]:
-        """Deployments to look at when a node's cache changed: those that claim it, and those not settled."""
+    def interested(self, node: str, wide: bool) -> frozenset[Key]:
+        """Deployments to look at when a node's cache changed: those that claim it, and those that look for room.
+
+        With `wide`, when whether the node can be used at all may have changed: all that are not settled.
+        """
         with self._lock:
-            return self.claims.claimants(node) | frozenset(self._unsettled)
+            return self.claims.claimants(node) | {
+                key for key, homeless in self._unsettled.items() if wide or homeless
+            }
 
     # -- a deployment ----------------------------------------------------------------------------------------
 
     def _deployment(self, key: Key) -> float | None:
-        obj = self._parts.gateway.get(DIFFUSION_DEPLOYMENT, key.name, key.namespace)
+        obj = self._parts.mirror.get(DIFFUSION_DEPLOYMENT, key.name, key.namespace)
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             self._forget(key)
             return None
+        version = Version(obj["metadata"]["uid"], obj["metadata"].get("generation", 0))
         gathered = self._parts.gatherer.deployment(obj)
         desired = plan(gathered.inputs)
-        self._touch(self.claims.put(key, gathered.inputs.uid, desired.claims))
+        unmounted = self.mounts.put(key, desired.volume_claims)
+        self._touch(self.claims.put(key, version, desired.claims))
         if gathered.secret_copy is not None:
             self._copy_secret(gathered.secret_copy)
         error = self._apply_children(gathered, desired)
         if error:
             desired = plan(replace(gathered.inputs, template_error=error))
-            self._touch(self.claims.put(key, gathered.inputs.uid, desired.claims))
-        self._settle(key, obj, desired)
-        return _soonest(desired)
+            self._touch(self.claims.put(key, version, desired.claims))
+        later = self._settle(key, obj, desired)
+        if unmounted:
+            self.sweep_volumes()
+        return _soonest(desired, later)
 
     def _apply_children(self, gathered: Gathered, desired: Desired) -> str:
         """Applies the children; the server's words when it refuses one."""
         for intent in desired.children:
+            live = gathered.standing(intent)
+            if live is None:
+                self._check_free(intent)
             try:
-                self._parts.executor.apply(intent, gathered.live.get(intent["kind"]))
+                self._parts.executor.apply(intent, live)
             except Invalid as refusal:
                 return f"{intent['kind']} {intent['metadata']['name']}: {refusal.message}"
         if desired.drop_budget:
@@ -111,15 +140,37 @@ class Controller:
             )
         return ""
 
-    def _settle(self, key: Key, obj: Object, desired: Desired) -> None:
+    def _check_free(self, intent: Object) -> None:
+        """Raises Conflict when a name that a child is about to take belongs to something else by now."""
+        kind, meta = kind_of(intent), intent["metadata"]
+        if kind not in OURS:
+            return
+        found = self._parts.mirror.doubt(kind, meta["name"], meta["namespace"])
+        if found is not None and not any(
+            _owned_by(found, owner["uid"]) for owner in meta.get("ownerReferences") or ()
+        ):
+            raise Conflict(f"{kind.kind} {meta['name']} was made by something else meanwhile")
+
+    def _settle(self, key: Key, obj: Object, desired: Desired) -> float | None:
+        """Writes the status, now or after the seconds returned."""
         before = (obj.get("status") or {}).get("conditions") or ()
         after = desired.status["conditions"]
-        ready = any(c["type"] == names.READY and c["status"] == "True" for c in after)
+        verdicts = {c["type"]: c["status"] for c in after}
+        homeless = verdicts[names.CAPACITY_SUFFICIENT] != "True" or not desired.claims
         with self._lock:
-            (self._unsettled.discard if ready else self._unsettled.add)(key)
+            self._unsettled.pop(key, None)
+            if verdicts[names.READY] != "True":
+                self._unsettled[key] = homeless
         self._parts.metrics.conditions(key, after)
+        now, last = self._parts.now(), self._told.get(key)
+        if last is not None and not urgent(obj.get("status") or {}, desired.status):
+            left = self._parts.calm_seconds - (now - last).total_seconds()
+            if left > 0 and status_differs(obj, desired.status):
+                return left
         if self._parts.executor.apply_status(obj, desired.status):
+            self._told[key] = now
             self._parts.recorder.record(obj, transitions(before, after))
+        return None
 
     def _copy_secret(self, copy: Object) -> None:
         meta = copy["metadata"]
@@ -128,9 +179,12 @@ class Controller:
 
     def _forget(self, key: Key) -> None:
         with self._lock:
-            self._unsettled.discard(key)
+            self._unsettled.pop(key, None)
+        self._told.pop(key, None)
         self._parts.metrics.forget(key)
         self._touch(self.claims.drop(key))
+        if self.mounts.put(key, frozenset()):
+            self.sweep_volumes()
 
     def _touch(self, names_of_nodes: Iterable[str]) -> None:
         for name in sorted(names_of_nodes):
@@ -139,47 +193,88 @@ class Controller:
     # -- a node ----------------------------------------------------------------------------------------------
 
     def _node(self, key: Key) -> float | None:
-        node = self._parts.gateway.get(NODE, key.name)
+        node = self._parts.mirror.get(NODE, key.name)
         if node is None or "deletionTimestamp" in node["metadata"]:
             return None
-        live = self._parts.gateway.get(NODE_WEIGHT_CACHE, key.name)
+        live = self._parts.mirror.get(NODE_WEIGHT_CACHE, key.name)
         if live is not None and "deletionTimestamp" in live["metadata"]:
             return _UNKNOWN_NEEDS_SECONDS
         self._ensure_lease(node)
         standing, carried = _standing(live), nodes.warm_labels(node)
-        wanted, labels = self._needs_of(key.name, standing, carried, shrink=True)
-        kept = self._needs_of(key.name, standing, carried, shrink=False)
-        known = (wanted, labels) == kept or self._needs_known()
-        # Read again: a deployment planned since the first look counts as known now, and may need what is here.
-        wanted, labels = self._needs_of(key.name, standing, carried, shrink=known)
-        self._parts.executor.apply(nodes.cache_object(node, wanted), live)
-        if carried != labels:
+        wanted = self._needs_of(key.name, standing, carried, shrink=True)
+        if wanted != self._needs_of(key.name, standing, carried, shrink=False):
+            return self._shrink(key.name)
+        self._write(node, live, *wanted)
+        return None
+
+    def _shrink(self, name: str) -> float | None:
+        """Takes away from a node what nobody needs, from a fresh look at everything that may need it."""
+        node = self._parts.gateway.get(NODE, name)
+        live = self._parts.gateway.get(NODE_WEIGHT_CACHE, name)
+        if node is None or live is None or "deletionTimestamp" in live["metadata"]:
+            return _UNKNOWN_NEEDS_SECONDS
+        standing, carried = _standing(live), nodes.warm_labels(node)
+        used = self._used_by_pods(name)
+        known = self._needs_known()
+        # Claims are read after that: a deployment planned meanwhile counts as known, and may need what is here.
+        planned = self._needs_of(name, standing, carried, shrink=known)
+        wanted = self._needs_of(name, standing, carried, shrink=known, used=used)
+        self._write(node, live, *wanted)
+        return None if known and wanted == planned else _UNKNOWN_NEEDS_SECONDS
+
+    def _write(self, node: Object, live: Object | None, wanted: Claim, labels: frozenset[str]) -> None:
+        shrinks = not _standing(live).entry_ids <= wanted.entry_ids
+        self._parts.executor.apply(nodes.cache_object(node, wanted), live, guarded=shrinks)
+        if nodes.warm_labels(node) != labels:
             self._parts.executor.label_node(nodes.label_object(node, labels))
-        return None if known else _UNKNOWN_NEEDS_SECONDS
 
     def _needs_of(
-        self, node: str, standing: Claim, carried: frozenset[str], *, shrink: bool
+        self,
+        node: str,
+        standing: Claim,
+        carried: frozenset[str],
+        *,
+        shrink: bool,
+        used: tuple[NodeClaim, ...] = (),
     ) -> tuple[Claim, frozenset[str]]:
         """What the node shall hold and carry as labels, by the claims of now."""
         claims = self.claims.of_node(node)
         labels = frozenset(label for claim in claims for label in claim.labels)
-        return nodes.node_spec(claims, standing, shrink=shrink), labels if shrink else labels | carried
+        return nodes.node_spec(
+            (*claims, *used), standing, shrink=shrink
+        ), labels if shrink else labels | carried
+
+    def _used_by_pods(self, node: str) -> tuple[NodeClaim, ...]:
+        """What engine pods on the node stand on, by a fresh list: one may not be known yet, or not be gone yet."""
+        found = self._parts.gateway.list(POD, labels=OUR_LABELS, fields={"spec.nodeName": node}).items
+        pods = (observe.read_pod(pod, None) for pod in found)
+        return tuple(
+            NodeClaim(pod.record.claim) for pod in pods if pod.record is not None and not pod.finished
+        )
 
     def _needs_known(self) -> bool:
-        """Whether every deployment that exists, by a fresh list, has been planned."""
-        found = self._parts.gateway.list(DIFFUSION_DEPLOYMENT).items
+        """Whether every deployment that exists, by a fresh list, has been planned as it is specified now."""
+        found = self._parts.gateway.heads(DIFFUSION_DEPLOYMENT).items
+        metas = (obj["metadata"] for obj in found)
         return self.claims.shrinkable(
-            (deployment_key(obj["metadata"]["namespace"], obj["metadata"]["name"]), obj["metadata"]["uid"])
-            for obj in found
-            if "deletionTimestamp" not in obj["metadata"]
+            (deployment_key(meta["namespace"], meta["name"]), Version(meta["uid"], meta.get("generation", 0)))
+            for meta in metas
+            if "deletionTimestamp" not in meta
         )
 
     def _ensure_lease(self, node: Object) -> None:
+        name = node_lease_name(node["metadata"]["name"])
+        if self._parts.heartbeats.age(name) is not None:
+            return
         lease = nodes.lease_object(node, self._parts.namespace)
-        if self._parts.gateway.get(LEASE, lease["metadata"]["name"], self._parts.namespace) is None:
+        if self._parts.gateway.get(LEASE, name, self._parts.namespace) is None:
             self._parts.executor.apply(lease, None)
 
     # -- leftovers -------------------------------------------------------------------------------------------
+
+    def sweep_volumes(self) -> int:
+        """Deletes volumes of cache roots that no deployment mounts any more; how many."""
+        return self.mounts.sweep() if self._needs_known() else 0
 
     def sweep_secrets(self) -> int:
         """Deletes copies of credentials that no source refers to any more; how many."""
@@ -212,8 +307,8 @@ def _owned_by(obj: Object, uid: str) -> bool:
     return any(owner.get("uid") == uid for owner in obj["metadata"].get("ownerReferences") or ())
 
 
-def _soonest(desired: Desired) -> float | None:
-    times = [desired.recheck_seconds] if desired.recheck_seconds is not None else []
+def _soonest(desired: Desired, status_in: float | None) -> float | None:
+    times = [seconds for seconds in (desired.recheck_seconds, status_in) if seconds is not None]
     found = {condition["type"]: condition for condition in desired.status["conditions"]}
     if found[names.USING_CACHE]["reason"] == "Unreported" and desired.status.get("readyReplicas"):
         times.append(_UNREPORTED_SECONDS)

@@ -7,10 +7,11 @@ behind our back; deletes look again first and name the uid they mean.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dlo_api.identity import digest_of
 from dlo_api.names import OPERATOR_FIELD_MANAGER, label
@@ -29,38 +30,59 @@ _SUFFIXES: Final = {
 _QUANTITY: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([numkMGTPE]|[KMGTPE]i|)")
 
 
+class Memory(Protocol):
+    """Told of every write that went well, so that the next look sees it."""
+
+    def wrote(self, obj: Object) -> None:
+        """The object as it is now."""
+
+    def deleted(self, obj: Object) -> None:
+        """The object as it was."""
+
+
 class Executor:
     """Applies objects under the one field manager."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, memory: Memory | None = None) -> None:
         self._gateway = gateway
+        self._memory = memory
 
-    def apply(self, intent: Object, live: Object | None) -> bool:
-        """Makes the object as meant; whether that took a write. Raises what `Gateway.apply` raises."""
+    def apply(self, intent: Object, live: Object | None, *, guarded: bool = False) -> bool:
+        """Makes the object as meant; whether that took a write. Raises what `Gateway.apply` raises.
+
+        Args:
+            intent: all that we mean of it.
+            live: the object as it was read.
+            guarded: change that version of that object and no other, since something of it is taken away.
+        """
         stamped = copy.deepcopy(intent)
         stamped["metadata"].setdefault("annotations", {})[APPLIED] = digest_of(intent)[:16]
         if live is not None and stands(stamped, live):
             return False
-        self._gateway.apply(stamped, manager=OPERATOR_FIELD_MANAGER)
+        if live is not None and guarded:
+            stamped["metadata"].update({name: live["metadata"][name] for name in ("uid", "resourceVersion")})
+        self._wrote(self._gateway.apply(stamped, manager=OPERATOR_FIELD_MANAGER))
         return True
 
     def label_node(self, labels: Object) -> None:
         """Makes our labels of a Node as meant; others' labels are not looked at."""
-        self._gateway.apply(labels, manager=OPERATOR_FIELD_MANAGER)
+        self._wrote(self._gateway.apply(labels, manager=OPERATOR_FIELD_MANAGER))
 
     def apply_status(self, obj: Object, status: Mapping[str, Any]) -> bool:
         """Makes the status of a DiffusionDeployment as meant, leaving others' conditions alone."""
-        if not status_differs(obj.get("status") or {}, status):
+        if not status_differs(obj, status):
             return False
         meta = obj["metadata"]
-        self._gateway.apply_status(
-            {
-                "apiVersion": DIFFUSION_DEPLOYMENT.api_version,
-                "kind": DIFFUSION_DEPLOYMENT.kind,
-                "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
-                "status": dict(status),
-            },
-            manager=OPERATOR_FIELD_MANAGER,
+        self._wrote(
+            self._gateway.apply_status(
+                {
+                    "apiVersion": DIFFUSION_DEPLOYMENT.api_version,
+                    "kind": DIFFUSION_DEPLOYMENT.kind,
+                    "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+                    "status": dict(status),
+                },
+                manager=OPERATOR_FIELD_MANAGER,
+            )
         )
         return True
 
@@ -72,9 +94,16 @@ class Executor:
         if found is None or "deletionTimestamp" in found["metadata"] or not still_meant(found):
             return False
         meta = found["metadata"]
-        return self._gateway.delete(
+        gone = self._gateway.delete(
             kind, name, namespace, uid=meta["uid"], resource_version=meta["resourceVersion"]
         )
+        if self._memory is not None:
+            self._memory.deleted(found)
+        return gone
+
+    def _wrote(self, obj: Object) -> None:
+        if self._memory is not None:
+            self._memory.wrote(obj)
 
 
 def stands(intent: Any, live: Any) -> bool:
@@ -105,16 +134,77 @@ def _same_quantity(one: Any, other: Any) -> bool:
     return first == second
 
 
-def status_differs(live: Mapping[str, Any], intent: Mapping[str, Any]) -> bool:
-    """Whether our part of a status is not as meant."""
-    mine = {condition["type"] for condition in intent.get("conditions", ())}
-    standing = {
-        **live,
-        "conditions": [c for c in live.get("conditions", ()) if c.get("type") in mine],
+def status_differs(obj: Object, intent: Mapping[str, Any]) -> bool:
+    """Whether an apply of `intent` would change the status of `obj`.
+
+    It would where something that we mean is not there, and where we own something that we do not mean any more;
+    what others have added stays whatever we do. Without a record of owners, all but foreign conditions counts as ours.
+    """
+    live = obj.get("status") or {}
+    if not _holds(intent, live):
+        return True
+    managed = obj["metadata"].get("managedFields")
+    if managed is None:
+        mine = {condition["type"] for condition in intent.get("conditions", ())}
+        ours = {**live, "conditions": [c for c in live.get("conditions", ()) if c.get("type") in mine]}
+        return not _holds(ours, intent)
+    return any(
+        _given_up((entry.get("fieldsV1") or {}).get("f:status") or {}, intent)
+        for entry in managed
+        if entry.get("manager") == OPERATOR_FIELD_MANAGER and entry.get("subresource") == "status"
+    )
+
+
+def urgent(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a reader waits for what is new in a status: a verdict, a size; not words, and not progress."""
+    return bool(_verdicts(before) != _verdicts(after))
+
+
+def _verdicts(status: Mapping[str, Any]) -> Any:
+    conditions = {
+        c.get("type"): (c.get("status"), c.get("reason"), c.get("observedGeneration"))
+        for c in status.get("conditions", ())
     }
-    ordered = {**intent, "conditions": sorted(intent.get("conditions", ()), key=lambda c: str(c["type"]))}
-    standing["conditions"].sort(key=lambda c: str(c["type"]))
-    return bool(_plain(standing) != _plain(ordered))
+    sizes = [status.get(name) or 0 for name in ("replicas", "updatedReplicas", "readyReplicas")]
+    return status.get("observedGeneration"), status.get("revision"), conditions, sizes
+
+
+def _holds(intent: Any, live: Any) -> bool:
+    """Whether `live` has all of `intent`: members of objects, conditions by their type, other lists whole.
+
+    An API server may or may not keep empty members.
+    """
+    if isinstance(intent, Mapping):
+        return isinstance(live, Mapping) and all(
+            _holds_conditions(value, live.get(key) or ())
+            if key == "conditions"
+            else _holds(value, live.get(key))
+            for key, value in intent.items()
+            if _plain(value) not in ({}, [], None)
+        )
+    return bool(_plain(intent) == _plain(live))
+
+
+def _holds_conditions(intent: Any, live: Any) -> bool:
+    standing = {condition.get("type"): condition for condition in live}
+    return all(_holds(condition, standing.get(condition["type"])) for condition in intent)
+
+
+def _given_up(owned: Mapping[str, Any], intent: Any) -> bool:
+    """Whether something in a set of owned fields, as `managedFields` writes it, is not in `intent`."""
+    for path, below in owned.items():
+        kind, _, name = path.partition(":")
+        if kind == "f" and isinstance(intent, Mapping):
+            if name not in intent or _given_up(below, intent[name]):
+                return True
+        elif kind == "k" and isinstance(intent, list | tuple):
+            keys = json.loads(name)
+            item = next((i for i in intent if all(i.get(k) == v for k, v in keys.items())), None)
+            if item is None or _given_up(below, item):
+                return True
+        elif kind in ("f", "k"):
+            return True
+    return False
 
 
 def _plain(value: Any) -> Any:

@@ -5,58 +5,44 @@ What a Secret holds never enters the inputs: only whether it may be read, and a 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from dlo_api.names import OPERATOR_FIELD_MANAGER, label
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_kube.errors import Denied
-from dlo_kube.gateway import Gateway, Listing, Object
+from dlo_kube.gateway import Gateway, Object
 from dlo_kube.kinds import (
     DEPLOYMENT,
-    NODE,
-    NODE_WEIGHT_CACHE,
+    NAMESPACE,
+    PERSISTENT_VOLUME,
+    PERSISTENT_VOLUME_CLAIM,
     POD,
     POD_DISRUPTION_BUDGET,
     SECRET,
     SERVICE,
-    Kind,
 )
 
 from dlo_operator import observe
+from dlo_operator.facts import Facts
 from dlo_operator.heartbeats import Heartbeats
+from dlo_operator.mirror import Mirror
 from dlo_operator.reconcile.entries import id_of_source, secret_of
 from dlo_operator.reconcile.inputs import (
     CacheFacts,
     DeploymentInputs,
     EngineReport,
-    NodeFacts,
     PlanSettings,
     SecretState,
+    VolumeFacts,
 )
+from dlo_operator.reconcile.volumes import claim_name, volume_name
 from dlo_operator.reconcile.workload import selector
 
 SOURCE_LABEL = label("source")
-
-
-class Reader(Protocol):
-    """Where objects are read: the API itself, or a mirror of it."""
-
-    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-        """See Gateway.get."""
-
-    def list(
-        self,
-        kind: Kind,
-        namespace: str | None = None,
-        *,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-    ) -> Listing:
-        """See Gateway.list."""
+ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 
 
 class Engines(Protocol):
@@ -72,22 +58,26 @@ class Gathered:
 
     Attributes:
         inputs: for the plan.
-        live: children that exist, by kind.
+        live: children and volumes that exist, by kind and name.
         secret_copy: the credential as agents shall see it; None when there is none.
     """
 
     inputs: DeploymentInputs
-    live: Mapping[str, Object]
+    live: Mapping[tuple[str, str], Object]
     secret_copy: Object | None
+
+    def standing(self, intent: Object) -> Object | None:
+        """The object that an intent would change, as it was read; None when there was none."""
+        return self.live.get((intent["kind"], intent["metadata"]["name"]))
 
 
 class Gatherer:
-    """Reads for decisions. Parsed nodes and caches are kept by version, since most do not change."""
+    """Reads for decisions."""
 
     def __init__(
         self,
         gateway: Gateway,
-        reader: Reader,
+        reader: Mirror,
         settings: PlanSettings,
         heartbeats: Heartbeats,
         engines: Engines,
@@ -96,11 +86,9 @@ class Gatherer:
         self._gateway = gateway
         self._reader = reader
         self._settings = settings
-        self._heartbeats = heartbeats
+        self._facts = Facts(reader, heartbeats)
         self._engines = engines
         self._now = now
-        self._lock = threading.Lock()
-        self._parsed: dict[tuple[str, str], tuple[str, Any]] = {}
 
     def deployment(self, obj: Object) -> Gathered:
         """Everything about one DiffusionDeployment, which was just read."""
@@ -109,7 +97,9 @@ class Gatherer:
         spec, error = observe.read_spec(obj)
         live, foreign = self._children(name, namespace, uid)
         secret, copy = self._secret(spec, namespace)
-        workload = live.get(DEPLOYMENT.kind)
+        workload = live.get((DEPLOYMENT.kind, name))
+        caches = self._facts.caches()
+        volumes = self._volumes(spec, namespace, caches, live)
         inputs = DeploymentInputs(
             name=name,
             namespace=namespace,
@@ -118,23 +108,27 @@ class Gatherer:
             spec=spec,
             spec_error=error,
             status=obj.get("status") or {},
-            nodes=tuple(self._nodes()),
-            caches=self._caches(),
+            nodes=self._facts.nodes(),
+            caches=caches,
             pods=tuple(
                 observe.read_pod(pod, self._report(pod, spec))
                 for pod in self._reader.list(POD, namespace, labels=selector(name)).items
             ),
             workload=observe.read_workload(workload) if workload is not None else None,
             foreign=foreign,
-            has_budget=POD_DISRUPTION_BUDGET.kind in live,
+            has_budget=(POD_DISRUPTION_BUDGET.kind, name) in live,
             secret=secret,
+            pod_security=self._enforced(spec, namespace),
+            volumes=volumes,
             settings=self._settings,
             now=self._now(),
         )
         return Gathered(inputs, live, copy)
 
-    def _children(self, name: str, namespace: str, uid: str) -> tuple[dict[str, Object], tuple[str, ...]]:
-        live: dict[str, Object] = {}
+    def _children(
+        self, name: str, namespace: str, uid: str
+    ) -> tuple[dict[tuple[str, str], Object], tuple[str, ...]]:
+        live: dict[tuple[str, str], Object] = {}
         foreign: list[str] = []
         for kind in (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET):
             found = self._reader.get(kind, name, namespace)
@@ -142,35 +136,45 @@ class Gatherer:
                 continue
             owners = found["metadata"].get("ownerReferences") or ()
             if any(owner.get("uid") == uid for owner in owners):
-                live[kind.kind] = found
+                live[kind.kind, name] = found
             else:
                 foreign.append(f"{kind.kind} {name}")
         return live, tuple(foreign)
 
-    def _nodes(self) -> list[NodeFacts]:
-        return [self._once(obj, observe.read_node) for obj in self._reader.list(NODE).items]
+    def _enforced(self, spec: DiffusionDeploymentSpec | None, namespace: str) -> str:
+        """The level of Pod Security that the namespace enforces, where that may matter."""
+        if spec is None or spec.cache.mount != "HostPath":
+            return ""
+        try:
+            found = self._reader.get(NAMESPACE, namespace)
+        except Denied:
+            return ""  # then the pods' own refusal tells
+        return str(((found or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE_LABEL, ""))
 
-    def _caches(self) -> dict[str, CacheFacts]:
-        found: dict[str, CacheFacts] = {}
-        for obj in self._reader.list(NODE_WEIGHT_CACHE).items:
-            if "deletionTimestamp" in obj["metadata"]:
-                continue
-            parsed: CacheFacts = self._once(obj, lambda cache: observe.read_cache(cache, None))
-            age = self._heartbeats.age(parsed.name)
-            found[parsed.name] = parsed if age is None else _aged(parsed, age)
+    def _volumes(
+        self,
+        spec: DiffusionDeploymentSpec | None,
+        namespace: str,
+        caches: Mapping[str, CacheFacts],
+        live: dict[tuple[str, str], Object],
+    ) -> dict[str, VolumeFacts]:
+        """What stands of the volume of each root, also put into `live`; read only where volumes are asked for."""
+        if spec is None or spec.cache.mount != "PersistentVolume":
+            return {}
+        roots = {
+            cache.status.root.path
+            for cache in caches.values()
+            if cache.status is not None and cache.status.root is not None and cache.status.root.path
+        }
+        found: dict[str, VolumeFacts] = {}
+        for root in sorted(roots):
+            volume = self._gateway.get(PERSISTENT_VOLUME, volume_name(namespace, root))
+            claim = self._gateway.get(PERSISTENT_VOLUME_CLAIM, claim_name(root), namespace)
+            for obj in (volume, claim):
+                if obj is not None:
+                    live[obj["kind"], obj["metadata"]["name"]] = obj
+            found[root] = observe.read_volume(volume, claim)
         return found
-
-    def _once(self, obj: Object, read: Callable[[Object], Any]) -> Any:
-        meta = obj["metadata"]
-        key, version = (obj["kind"], meta["name"]), f"{meta.get('uid')}@{meta.get('resourceVersion')}"
-        with self._lock:
-            known = self._parsed.get(key)
-        if known is not None and known[0] == version:
-            return known[1]
-        value = read(obj)
-        with self._lock:
-            self._parsed[key] = (version, value)
-        return value
 
     def _report(self, pod: Object, spec: DiffusionDeploymentSpec | None) -> EngineReport | None:
         return self._engines.report(pod, spec.serving.port) if spec is not None else None
@@ -206,14 +210,3 @@ class Gatherer:
             "data": {copied: data[given] for given, copied in keys.items()},
         }
         return "Copied", copy
-
-
-def _aged(cache: CacheFacts, age: float) -> CacheFacts:
-    return CacheFacts(
-        name=cache.name,
-        spec=cache.spec,
-        status=cache.status,
-        generation=cache.generation,
-        lease_age=age,
-        reported=cache.reported,
-    )

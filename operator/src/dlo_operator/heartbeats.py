@@ -53,6 +53,12 @@ class Heartbeats:
             self._late = late
             return frozenset(changed)
 
+    def ages(self) -> dict[str, float]:
+        """Seconds since each heartbeat was seen to move, by node; those without one are absent."""
+        with self._lock:
+            now = self._monotonic()
+            return {name: now - since for name, (_, since) in self._seen.items()}
+
     def age(self, node: str) -> float | None:
         """Seconds since the heartbeat was seen to move; None when there is none."""
         with self._lock:

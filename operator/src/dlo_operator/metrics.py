@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from dlo_kube.gateway import Served
+from dlo_kube.kinds import (
+    DEPLOYMENT,
+    DIFFUSION_DEPLOYMENT,
+    NODE,
+    NODE_WEIGHT_CACHE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from dlo_operator.keys import Key
 
 _STATUSES = ("True", "False", "Unknown")
+_KEYS = ("Deployment", "Node")
+_WATCHED = (DIFFUSION_DEPLOYMENT, NODE_WEIGHT_CACHE, NODE, POD, DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET)
 
 
 class Metrics:
@@ -48,6 +60,31 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
+        self.watch_reconnects = Counter(
+            "dlo_watch_reconnects",
+            "Watches begun anew out of order.",
+            ["kind", "cause"],
+            registry=registry,
+        )
+        self.api_requests = Counter(
+            "dlo_api_requests",
+            "Calls to the API server, the watches' own aside.",
+            ["verb", "resource", "code"],
+            registry=registry,
+        )
+        self.api_duration = Histogram(
+            "dlo_api_request_duration_seconds",
+            "Duration of a call to the API server.",
+            ["verb", "resource"],
+            buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30),
+            registry=registry,
+        )
+        self.loop_lag = Histogram(
+            "dlo_event_loop_lag_seconds",
+            "How late the loop that takes the watches' events comes to what is due.",
+            buckets=(0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1, 2.5, 10),
+            registry=registry,
+        )
         self.relists = Counter("dlo_relist", "Full listings.", ["kind", "cause"], registry=registry)
         self.ghosts = Counter(
             "dlo_resync_ghosts",
@@ -67,6 +104,23 @@ class Metrics:
             registry=registry,
         )
         self._known: dict[Key, dict[str, str]] = {}
+        ProcessCollector(registry=registry)
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """A counter that first appears with its first event hides that event from `increase`."""
+        for kind in _KEYS:
+            for result in ("Done", "Failed"):
+                self.reconciles.labels(kind, result)
+            for each in (self.duration, self.queued, self.retries, self.depth):
+                each.labels(kind)
+        for watched in _WATCHED:
+            self.ghosts.labels(watched.kind)
+
+    def served(self, call: Served) -> None:
+        """Counts one call to the API server."""
+        self.api_requests.labels(call.verb, call.resource, call.code).inc()
+        self.api_duration.labels(call.verb, call.resource).observe(call.seconds)
 
     def conditions(self, key: Key, found: Iterable[Mapping[str, Any]]) -> None:
         """Shows the conditions of one deployment."""

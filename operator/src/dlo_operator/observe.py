@@ -24,6 +24,7 @@ from dlo_operator.reconcile.inputs import (
     PodFacts,
     Taint,
     Trouble,
+    VolumeFacts,
     WorkloadFacts,
 )
 from dlo_operator.reconcile.pod import ENGINE
@@ -140,6 +141,15 @@ def read_pod(obj: Object, report: EngineReport | None) -> PodFacts:
     )
 
 
+def read_volume(volume: Object | None, claim: Object | None) -> VolumeFacts:
+    """The pair through which pods mount a cache root; either may be missing."""
+    found = [obj for obj in (volume, claim) if obj is not None]
+    return VolumeFacts(
+        claim_uid=claim["metadata"].get("uid", "") if claim is not None else "",
+        going=any("deletionTimestamp" in obj["metadata"] for obj in found),
+    )
+
+
 def restarts(obj: Object) -> int:
     """How often the engine container was started again."""
     containers = (obj.get("status") or {}).get("containerStatuses") or ()
@@ -157,14 +167,7 @@ def _trouble(status: Mapping[str, Any]) -> Trouble | None:
         failed = ended.get("exitCode", 0) != 0
         if container.get("ready") or (not failed and waiting.get("reason") not in _BROKEN_WAITS):
             continue
-        words = (ended.get("message") or "").strip() or waiting.get("message") or ended.get("reason") or ""
-        line = words.splitlines()[-1] if words else ""
-        return Trouble(
-            reason=waiting.get("reason") or ended.get("reason") or "Error",
-            message=f"{container.get('name')}: {line or waiting.get('reason') or 'it ended'}",
-            restarts=container.get("restartCount", 0),
-            code=line.split(":", 1)[0] if ":" in line else "",
-        )
+        return _ended(container, ended, waiting)
     return next(
         (
             Trouble("Unschedulable", condition.get("message") or "no node has room for it")
@@ -172,6 +175,27 @@ def _trouble(status: Mapping[str, Any]) -> Trouble | None:
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
         ),
         None,
+    )
+
+
+def _ended(container: Mapping[str, Any], ended: Mapping[str, Any], waiting: Mapping[str, Any]) -> Trouble:
+    """A container that ended, or cannot start: its exit status, and the last line that it left."""
+    said = (ended.get("message") or "").strip()
+    # What a container did not write as its termination message is the end of its log.
+    line = said.splitlines()[-1].removeprefix("error: ") if said else ""
+    reason = waiting.get("reason") or ended.get("reason") or "Error"
+    if ended:
+        killed = " (out of memory)" if ended.get("reason") == "OOMKilled" else ""
+        what = f"exit status {ended.get('exitCode', 0)}{killed}"
+        message = f"{what}: {line}" if line else what
+    else:
+        message = f"{reason}: {waiting['message']}" if waiting.get("message") else reason
+    head = line.split(":", 1)[0]
+    return Trouble(
+        reason=reason,
+        message=f"{container.get('name')}: {message}",
+        restarts=container.get("restartCount", 0),
+        code=head if head != line and head.isalnum() else "",
     )
 
 

@@ -28,6 +28,7 @@ _log = structlog.get_logger(__name__)
 _COMPARE_SECONDS = 45.0
 _JOIN_SECONDS = 10.0
 _RETRY_SECONDS = 2.0
+_LAG_SECONDS = 0.5
 
 
 class Runner:
@@ -69,15 +70,26 @@ class Runner:
     async def _watch(self) -> None:
         """kopf, which also answers the probe while another process leads."""
         health = self._operator.settings.health_port
-        await kopf.operator(
-            registry=handlers.registry(self._operator.tell, self._problem, self._login),
-            settings=handlers.settings(self._rng),
-            standalone=True,
-            clusterwide=True,
-            liveness_endpoint=f"http://0.0.0.0:{health}/healthz" if health else None,
-            stop_flag=self._stop,
-        )
+        handlers.count_reconnects(self._operator.metrics.watch_reconnects)
+        lag = asyncio.create_task(self._measure_lag())
+        try:
+            await kopf.operator(
+                registry=handlers.registry(self._operator.tell, self._problem, self._login),
+                settings=handlers.settings(self._rng),
+                standalone=True,
+                clusterwide=True,
+                liveness_endpoint=f"http://0.0.0.0:{health}/healthz" if health else None,
+                stop_flag=self._stop,
+            )
+        finally:
+            lag.cancel()
         self._stop.set()
+
+    async def _measure_lag(self) -> None:
+        while True:
+            due = self._operator.clock.monotonic() + _LAG_SECONDS
+            await asyncio.sleep(_LAG_SECONDS)
+            self._operator.metrics.loop_lag.observe(max(0.0, self._operator.clock.monotonic() - due))
 
     def _problem(self) -> str:
         return self._operator.problem() if self._leads else ""
@@ -102,7 +114,8 @@ class Runner:
             "heartbeats",
             self._every(self._operator.settings.heartbeat_seconds, self._operator.look_at_heartbeats),
         )
-        self._thread("resync", self._every(self._operator.settings.resync_seconds, self._resync))
+        resync = self._operator.settings.resync_seconds
+        self._thread("resync", self._every(resync, self._resync, first=resync))
         self._thread(
             "compare", self._every(_COMPARE_SECONDS, self._operator.compare_watches, first=_COMPARE_SECONDS)
         )
@@ -117,12 +130,15 @@ class Runner:
             self._stop.set()
 
     def _first_look(self) -> None:
-        """Heartbeats are known before anything is decided, or every node would look dead after a start."""
+        """Before anything is decided, heartbeats are known, or every node would look dead after a start, and
+        everything was listed once.
+        """
         while not self._stop.is_set():
             try:
                 self._operator.heartbeats.refresh()
+                self._operator.resync()
             except KubeError as error:
-                _log.warning("Could not look at the heartbeats", code=error.code)
+                _log.warning("Could not take the first look", code=error.code, error=describe(error))
                 self._stop.wait(_RETRY_SECONDS)
             else:
                 return
@@ -130,6 +146,7 @@ class Runner:
     def _resync(self) -> None:
         self._operator.resync()
         self._operator.controller.sweep_secrets()
+        self._operator.controller.sweep_volumes()
 
     def _work(self) -> None:
         while not self._stop.is_set():

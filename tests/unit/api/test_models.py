@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dlo_api.conditions import DEPLOYMENT_CONDITIONS, NODE_CONDITIONS, REASONS, Condition, find
+from dlo_api.advice import ADVICE, advised
+from dlo_api.conditions import (
+    DEPLOYMENT_CONDITIONS,
+    NODE_CONDITIONS,
+    NODE_REASONS,
+    REASONS,
+    Condition,
+    find,
+)
 from dlo_api.v1alpha1 import DiffusionDeployment, NodeWeightCache, Offload, Parallelism
 from pydantic import ValidationError
 from unit.api.manifests import deployment, manifest
@@ -181,13 +189,32 @@ def test_unknown_numbers_are_absent() -> None:
 
 
 def test_every_condition_type_has_reasons() -> None:
-    """Types and reasons are one table."""
-    assert {*DEPLOYMENT_CONDITIONS, *NODE_CONDITIONS} == set(REASONS)
-    for reasons in REASONS.values():
+    """Types and reasons are one table for each kind."""
+    assert list(DEPLOYMENT_CONDITIONS) == list(REASONS)
+    assert list(NODE_CONDITIONS) == list(NODE_REASONS)
+    for reasons in (*REASONS.values(), *NODE_REASONS.values()):
         for reason in reasons:
             Condition(
                 type="Ready", status="False", reason=reason, last_transition_time="2026-11-29T10:00:00Z"
             )
+
+
+def test_every_failing_reason_has_advice() -> None:
+    """Whatever is not the good state of a condition says what a person can do; and nothing else is listed."""
+    good = {reasons[0] for reasons in (*REASONS.values(), *NODE_REASONS.values())}
+    good |= {"ScaledToZero", "CacheDisabled"}
+    failing = {
+        reason for table in (REASONS, NODE_REASONS) for reasons in table.values() for reason in reasons
+    }
+    assert failing - good <= set(ADVICE)
+    assert not good & set(ADVICE)
+
+
+def test_advice_is_added_once() -> None:
+    """Words that say what to do already stay as they are."""
+    assert advised("DiskFull", "no room") == f"no room — {ADVICE['DiskFull']}"
+    assert advised("DiskFull", "no room — buy a disk") == "no room — buy a disk"
+    assert advised("Unheard", "no room") == "no room"
 
 
 def test_find_takes_the_condition_of_a_type() -> None:

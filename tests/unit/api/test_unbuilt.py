@@ -56,7 +56,9 @@ def test_what_is_built_passes(changes: dict[str, Any]) -> None:
     check_built(deployment(changes).spec)
 
 
-@pytest.mark.parametrize("name", ["VllmOmniOnOneMachine", "HuggingFaceOnOneMachine", "S3OnOneMachine"])
+@pytest.mark.parametrize(
+    "name", ["VllmOmniOnOneMachine", "HuggingFaceOnOneMachine", "S3OnOneMachine", "CachePolicy"]
+)
 def test_a_cluster_takes_what_one_machine_cannot(name: str) -> None:
     """These entries hold for `dlo run` only."""
     assert unbuilt(deployment(ASKS[name]).spec, where=Where.CLUSTER) == ()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dlo_kube.client import ClusterGateway, Limits, Served
+from dlo_kube.client import ClusterGateway, Limits
 from dlo_kube.connection import by_address, from_kubeconfig, in_cluster
 from dlo_kube.errors import Conflict, Denied, Expired, Invalid, KubeError, NotFound, Unavailable
-from dlo_kube.gateway import Gateway
+from dlo_kube.gateway import Gateway, Served
 from dlo_kube.kinds import DEPLOYMENT, NODE_WEIGHT_CACHE
 from dlo_kube.responses import failure
 from unit.kube.http_server import Answer, Asked, HttpServer, events, status

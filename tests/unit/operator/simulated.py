@@ -1,7 +1,6 @@
-"""What stands around the operator, simulated: a node with its agent, and the controllers that run pods.
+"""A node with its agent, simulated, by the rules of the agent's own package.
 
-The agent follows the rules of its own package: it resolves what is listed, builds what is pinned, keeps on disk
-what it has built. The kubelet starts a pod as ready only when the entries that its gate wants lie on its node.
+It resolves what is listed, builds what is pinned, keeps on disk what it has built.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from dlo_api.names import AGENT_FIELD_MANAGER
 from dlo_api.v1alpha1 import NodeWeightCacheSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeSource
 from dlo_kube.gateway import Gateway, Object
-from dlo_kube.kinds import DEPLOYMENT, LEASE, NODE_WEIGHT_CACHE, POD
-from fakes.kube import FakeCluster
+from dlo_kube.kinds import LEASE, NODE_WEIGHT_CACHE
 
 GIB = 2**30
 
@@ -52,6 +50,9 @@ class Agent:
         alive: whether it does anything.
         idle: whether it builds nothing.
         refusal: reason that entries which are not there have, beside Pending.
+        breaks: kinds of entries whose builds fail, if any do.
+        lazy: kinds of entries that it never comes to build.
+        blind: it says nothing of sources yet; `blank`: nor of entries.
     """
 
     cluster: Gateway
@@ -70,6 +71,11 @@ class Agent:
     idle: bool = False
     refusal: str = ""
     beats: int = 0
+    breaks: str = "LayoutFiles"
+    max_map_count: int = 65_530
+    lazy: str = ""
+    blind: bool = False
+    blank: bool = False
     warm_budget: int = 64 * GIB
 
     def step(self, *, most: int = 100) -> bool:
@@ -86,17 +92,23 @@ class Agent:
         for entry in spec.entries:
             pin = next((s.pin.digest for s in spec.sources if s.id == entry.source_id), "")
             key = self.key(entry, pin)
-            stuck = self.broken or self.storage or self.idle or self.refusal
+            stuck = bool(self._fails(entry) or self.storage or self.idle or self.refusal)
+            stuck = stuck or entry.kind in self.lazy
             if pin and key not in self.disk and not stuck and most > 0:
                 most -= 1
                 self.disk.add(key)
                 self.builds.append(key)
-            entries.append(self._entry(entry, key, pin))
+            if not self.blank:
+                entries.append(self._entry(entry, key, pin))
         status: dict[str, Any] = {
             "observedGeneration": obj["metadata"]["generation"],
             "agentVersion": "test",
             "root": {"path": self.root, "gid": self.gid, "freeBytes": self.free, "totalBytes": 200 * GIB},
-            "memory": {"totalBytes": 64 * GIB, "warmBudgetBytes": self.warm_budget},
+            "memory": {
+                "totalBytes": 64 * GIB,
+                "warmBudgetBytes": self.warm_budget,
+                "maxMapCount": self.max_map_count,
+            },
             "sources": sources,
             "entries": entries,
         }
@@ -119,8 +131,14 @@ class Agent:
     def key(self, entry: NodeEntry, pin: str) -> str:
         """The input key of an entry: by its bytes, not by who asks."""
         return digest_of(
-            [pin, entry.kind, entry.component, entry.tensor_size, entry.tensor_rank, entry.dtype]
+            [
+                *(pin, entry.kind, entry.component, entry.tensor_size, entry.tensor_rank, entry.dtype),
+                *([entry.select] if entry.select == "All" else []),
+            ]
         )
+
+    def _fails(self, entry: NodeEntry) -> bool:
+        return bool(self.broken) and entry.kind in self.breaks
 
     def _beat(self) -> None:
         lease = self.cluster.get(LEASE, node_lease_name(self.node), self.namespace)
@@ -141,6 +159,8 @@ class Agent:
 
     def _source(self, source: NodeSource) -> Object:
         name = source_name(source)
+        if self.blind:
+            return {"id": source.id}
         if name in self.content.reasons:
             return {
                 "id": source.id,
@@ -154,6 +174,8 @@ class Agent:
             "id": source.id,
             "revision": name,
             "digest": digest,
+            "files": 9,
+            "bytes": 12 * 2**20,
             "architecture": "FluxTransformer2DModel",
             "headCounts": list(self.content.heads),
             "components": [
@@ -183,7 +205,7 @@ class Agent:
                 "manifestSha256": digest_of([key, "manifest"]),
                 "bytes": 4 * 2**20,
             }
-        if self.broken:
+        if self._fails(entry):
             phase = "Quarantined" if self.broken == "IntegrityFailed" else "Failed"
             return {**found, "phase": phase, "reason": self.broken, "message": "it did not work"}
         if self.refusal:
@@ -193,155 +215,3 @@ class Agent:
             if self.idle
             else {**found, "phase": "Building", "bytes": 100, "doneBytes": 1}
         )
-
-
-@dataclass
-class Kubelets:
-    """The Deployment controller and all kubelets: one step towards the template each time.
-
-    Attributes:
-        started_cold: pods that were started where an entry was missing; must stay empty.
-        crash: termination message with which every new engine ends; empty for none.
-        refuse: message with which creating pods fails.
-    """
-
-    cluster: FakeCluster
-    agents: dict[str, Agent]
-    started_cold: list[str] = field(default_factory=list)
-    crash: str = ""
-    refuse: str = ""
-    unschedulable: bool = False
-    late: bool = False
-    made: int = 0
-
-    def step(self) -> bool:
-        """One pod more, less or ready for each Deployment; whether anything changed."""
-        changed = False
-        for obj in self.cluster.objects(DEPLOYMENT):
-            changed = self._deployment(obj) or changed
-        return changed
-
-    def _deployment(self, obj: Object) -> bool:
-        meta, spec = obj["metadata"], obj["spec"]
-        wanted = spec["template"]["metadata"]["labels"]["dlo.dev/revision"]
-        pods = [
-            pod
-            for pod in self.cluster.objects(POD)
-            if pod["metadata"]["namespace"] == meta["namespace"]
-            and pod["metadata"]["labels"].get("dlo.dev/deployment") == meta["name"]
-        ]
-        new = [pod for pod in pods if pod["metadata"]["labels"]["dlo.dev/revision"] == wanted]
-        old = [pod for pod in pods if pod not in new]
-        changed = self._move(obj, new, old)
-        return self._report(obj, wanted) or changed
-
-    def _move(self, obj: Object, new: list[Object], old: list[Object]) -> bool:
-        replicas = obj["spec"]["replicas"]
-        surplus = old if len(old) + len(new) > replicas else []
-        surplus = surplus or (new if len(new) > replicas else [])
-        if surplus:
-            self._remove(surplus[0])
-            return True
-        if len(old) + len(new) < replicas:
-            if not self.refuse:
-                self._create(obj)
-            return not self.refuse
-        if old and all(_ready(pod) for pod in new):
-            self._remove(old[0])
-            return True
-        return False
-
-    def _remove(self, pod: Object) -> None:
-        self.cluster.remove(POD, pod["metadata"]["name"], pod["metadata"]["namespace"])
-
-    def _create(self, obj: Object) -> None:
-        self.made += 1
-        template = obj["spec"]["template"]
-        gate = template["spec"]["initContainers"][0]["args"]
-        wants = json.loads(gate[gate.index("--want-json") + 1])
-        keys = {want["inputKey"] for want in wants}
-        warm = [name for name, agent in sorted(self.agents.items()) if keys <= agent.disk]
-        name = f"{obj['metadata']['name']}-{self.made}"
-        if not warm:
-            self.started_cold.append(name)
-        nodes = warm or sorted(self.agents)
-        status: Object = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-        if self.crash or not warm:
-            status = _crashed(self.crash or "DeadlinePassed: not ready")
-        if self.unschedulable:
-            status = {
-                "phase": "Pending",
-                "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}],
-            }
-        self.cluster.put(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": name,
-                    "namespace": obj["metadata"]["namespace"],
-                    "labels": template["metadata"]["labels"],
-                    "annotations": template["metadata"]["annotations"],
-                    "ownerReferences": [
-                        {
-                            "apiVersion": "apps/v1",
-                            "kind": "Deployment",
-                            "name": obj["metadata"]["name"],
-                            "uid": obj["metadata"]["uid"],
-                        }
-                    ],
-                },
-                "spec": {} if self.unschedulable else {"nodeName": nodes[self.made % len(nodes)]},
-                "status": status,
-            }
-        )
-
-    def _report(self, obj: Object, wanted: str) -> bool:
-        meta = obj["metadata"]
-        pods = [
-            pod
-            for pod in self.cluster.objects(POD)
-            if pod["metadata"]["labels"].get("dlo.dev/deployment") == meta["name"]
-            and pod["metadata"]["namespace"] == meta["namespace"]
-        ]
-        new = [pod for pod in pods if pod["metadata"]["labels"]["dlo.dev/revision"] == wanted]
-        ready = [pod for pod in pods if _ready(pod)]
-        complete = len(new) == len(pods) == obj["spec"]["replicas"] and len(ready) == len(pods)
-        reason = "NewReplicaSetAvailable" if complete else "ReplicaSetUpdated"
-        reason = "ProgressDeadlineExceeded" if self.late and not complete else reason
-        conditions = [{"type": "Progressing", "status": "True", "reason": reason}]
-        if self.refuse:
-            conditions.append({"type": "ReplicaFailure", "status": "True", "message": self.refuse})
-        status = {
-            "observedGeneration": meta["generation"],
-            "replicas": len(pods),
-            "updatedReplicas": len(new),
-            "readyReplicas": len(ready),
-            "conditions": conditions,
-        }
-        if obj.get("status") == status:
-            return False
-        self.cluster.edit(
-            DEPLOYMENT, meta["name"], lambda found: found.update(status=status), meta["namespace"]
-        )
-        return True
-
-
-def _ready(pod: Object) -> bool:
-    return {"type": "Ready", "status": "True"} in pod["status"].get("conditions", [])
-
-
-def _crashed(message: str) -> Object:
-    return {
-        "phase": "Running",
-        "conditions": [{"type": "Ready", "status": "False"}],
-        "containerStatuses": [
-            {
-                "name": "engine",
-                "ready": False,
-                "restartCount": 3,
-                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
-                "lastState": {"terminated": {"exitCode": 1, "message": message}},
-            }
-        ],
-    }

@@ -105,7 +105,7 @@ def test_a_leader_that_cannot_renew_ends_in_time() -> None:
 def test_what_an_event_concerns() -> None:
     """A node's heartbeats are no news; its labels are news for all; pods belong to their deployment."""
     key = deployment_key("team", "a")
-    feed = Feed(lambda node: [key] if node == "n" else [], lambda: [key])
+    feed = Feed(lambda node, _wide: [key] if node == "n" else [], lambda: [key])
     node = {"kind": "Node", "metadata": {"name": "n", "uid": "1", "labels": {}}, "status": {}}
     assert feed.keys(node, deleted=False) == {node_key("n"), key}
     assert feed.keys({**node, "status": {"conditions": [1]}}, deleted=False) == set()
@@ -123,7 +123,7 @@ def test_what_an_event_concerns() -> None:
 
 def test_a_sleeping_watch_is_found_out() -> None:
     """A change that a listing shows twice and no event told; one that is just on its way does not count."""
-    feed = Feed(lambda _: [], list)
+    feed = Feed(lambda *_: [], list)
 
     def obj(version: str) -> dict[str, Any]:
         return {
@@ -144,7 +144,7 @@ def test_a_sleeping_watch_is_found_out() -> None:
 
 def test_an_object_that_vanished_unseen_is_a_ghost() -> None:
     """Its key is looked at, once."""
-    feed = Feed(lambda _: [], list)
+    feed = Feed(lambda *_: [], list)
     feed.keys(
         {"kind": "DiffusionDeployment", "metadata": {"name": "a", "namespace": "t", "resourceVersion": "1"}},
         deleted=False,
@@ -306,6 +306,7 @@ def test_a_failed_reconcile_is_tried_again() -> None:
     """The API server refuses for a while; nobody is told, nothing is lost."""
     world = World()
     world.create()
+    world.hear()
     failing = [True]
 
     def down(call: Any) -> None:

@@ -9,7 +9,7 @@ from dlo_api.v1alpha1 import NodeWeightCacheSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntryStatus, NodeWeightCacheStatus, RootStatus
 from dlo_operator.reconcile.entries import entries_for
 from dlo_operator.reconcile.inputs import CacheFacts, NodeFacts, Taint
-from dlo_operator.reconcile.placement import Placed, choose
+from dlo_operator.reconcile.placement import Needs, Placed, choose
 from dlo_operator.reconcile.scheduling import engines_that_fit, matching
 from unit.api.manifests import deployment
 
@@ -49,7 +49,7 @@ def placed(changes: dict[str, Any], states: dict[str, str], bound: frozenset[str
             lease_age=None if state == "silent" else 500.0 if state == "late" else 1.0,
         )
     nodes = [node(name) for name in states]
-    return choose(spec, "uid", nodes, caches, entries, bound=bound, needed_bytes=1000)
+    return choose(spec, "uid", nodes, caches, entries, bound=bound, needs=Needs(1000))
 
 
 def test_needed_are_replicas_and_spares() -> None:

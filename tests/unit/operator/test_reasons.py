@@ -1,270 +1,35 @@
-"""Every reason of every condition, from the cause that it names; what stands for it is a node, a disk, a pod."""
+"""Every reason of every condition is made by its cause, says what to do, and costs nothing while it stands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import pytest
+from dlo_agent import reasons as agent_words
 from dlo_api import conditions as names
-from dlo_kube.errors import Denied, Invalid
-from dlo_kube.kinds import LEASE, NODE_WEIGHT_CACHE
-from fakes.kube import Call
-from unit.operator.world import NAMESPACE, World
+from dlo_api.advice import ADVICE
+from dlo_kube.kinds import DIFFUSION_DEPLOYMENT
+from dlo_operator.observe import read_pod
+from dlo_operator.reconcile import reports
+from unit.operator.causes import CASES, Setup, old_engine, source, template_refused, with_
+from unit.operator.world import World
 
-Setup = Callable[[World], None]
-CUDA: Final = {"spec.engine.device": "Cuda", "spec.parallelism.tensor": 2}
-HUB: Final = {"repo": "org/name", "tokenSecretRef": {"name": "hub"}}
-
-
-def with_(changes: dict[str, Any] | None = None, **agents: Any) -> Setup:
-    """A deployment with these changes, and agents with these attributes."""
-
-    def setup(world: World) -> None:
-        for agent in world.agents.values():
-            for name, value in agents.items():
-                setattr(agent, name, value)
-        world.create(changes=changes)
-
-    return setup
-
-
-def source(reason: str) -> Setup:
-    """The source cannot be read, for this reason."""
-
-    def setup(world: World) -> None:
-        world.content.reasons["digits"] = reason
-        world.create()
-
-    return setup
-
-
-def pods(**kubelets: Any) -> Setup:
-    """Pods that behave like this."""
-
-    def setup(world: World) -> None:
-        for name, value in kubelets.items():
-            setattr(world.kubelets, name, value)
-        world.create()
-
-    return setup
-
-
-def gpu_nodes(world: World) -> None:
-    """Nodes with one GPU, and engines that need two."""
-    for number in (7, 8):
-        world.add_node(f"node-{number}", status={"allocatable": {"nvidia.com/gpu": "1"}})
-    world.create(changes=CUDA)
-
-
-def uneven_heads(world: World) -> None:
-    """Three heads on two ranks."""
-    world.content.heads = (3,)
-    world.create()
-
-
-def secret_denied(world: World) -> None:
-    """The operator may not read Secrets there."""
-
-    def deny(call: Call) -> None:
-        if call.kind == "Secret":
-            raise Denied("secrets is forbidden")
-
-    world.cluster.before.append(deny)
-    world.create(changes={"spec.model.source": {"huggingFace": HUB}})
-
-
-def secret_missing(world: World) -> None:
-    """The Secret is not there."""
-    world.create(changes={"spec.model.source": {"huggingFace": HUB}})
-
-
-def template_refused(world: World) -> None:
-    """The API server refuses the Deployment."""
-
-    def refuse(call: Call) -> None:
-        if (call.verb, call.kind) == ("apply", "Deployment"):
-            raise Invalid("spec.template.spec.containers[0].resources: Invalid value")
-
-    world.cluster.before.append(refuse)
-    world.create()
-
-
-def two_classes(world: World) -> None:
-    """Nodes keep their caches at different roots."""
-    world.agents["node-2"].root = "/mnt/other"
-    world.create()
-
-
-def foreign_service(world: World) -> None:
-    """Somebody else's Service has the name."""
-    meta = {"name": "digits", "namespace": NAMESPACE}
-    world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"ports": []}})
-    world.create()
-
-
-def other_bytes(world: World) -> None:
-    """One node sees other bytes than the one that resolved, and both are needed."""
-    world.create(changes={"spec.cache.prewarm": {"minReadyNodes": 2}})
-    asked: list[str] = []
-    while not asked:
-        world.turn()
-        asked = [
-            name for name in world.agents if world.object(NODE_WEIGHT_CACHE, name)["spec"].get("sources")
-        ]
-    (other,) = set(world.agents) - set(asked)
-    world.agents[other].other_bytes = world.agents[other].idle = True
-
-
-def lost(world: World) -> None:
-    """Both nodes' heartbeats stop."""
-    with_()(world)
-    world.settle()
-    world.silence("node-1", "node-2")
-
-
-def overdue(world: World) -> None:
-    """Nobody builds for longer than the deadline."""
-    with_({"spec.cache.prewarm": {"progressDeadlineSeconds": 30}}, idle=True)(world)
-    world.settle()
-    world.time.seconds += 31
-
-
-def suspended(world: World) -> None:
-    """A running deployment is suspended."""
-    world.create()
-    world.settle()
-    world.change("spec.suspend", True)
-
-
-def fell_back(world: World) -> None:
-    """Engines say that they have private copies."""
-    said = world.reports.said
-    assert said is not None
-    world.reports.said = type(said)(backing="PrivateLoad", fallback_code="NoLayoutEntry")
-    world.create()
-
-
-def silent(world: World) -> None:
-    """Engines cannot be asked."""
-    world.reports.said = None
-    world.create()
-
-
-def hashing(world: World) -> None:
-    """The source is being hashed."""
-    source("Hashing")(world)
-
-
-CASES: Final[tuple[tuple[str, str, str, Setup], ...]] = (
-    (names.ACCEPTED, "True", "Accepted", with_()),
-    (names.ACCEPTED, "False", "InvalidTopology", uneven_heads),
-    (names.ACCEPTED, "False", "InvalidTopology", with_({"spec.parallelism.tensor": 0})),
-    (names.ACCEPTED, "False", "UnsupportedCombination", with_({"spec.model.quantization": "Fp8PerTensor"})),
-    (names.ACCEPTED, "False", "UnsupportedCombination", with_({"spec.engine": {"kind": "VllmOmni"}})),
-    (names.ACCEPTED, "False", "UnsupportedCombination", with_({"spec.cache.mount": "PersistentVolume"})),
-    (names.ACCEPTED, "False", "UnsupportedCombination", two_classes),
-    (names.ACCEPTED, "False", "UnsupportedCombination", foreign_service),
-    (names.ACCEPTED, "False", "UnknownArchitecture", source("UnknownArchitecture")),
-    (names.ACCEPTED, "False", "WorldTooLarge", gpu_nodes),
-    (
-        names.ACCEPTED,
-        "False",
-        "EndpointNotAllowed",
-        with_({"spec.model.source": {"huggingFace": {"repo": "org/name", "endpoint": "elsewhere"}}}),
-    ),
-    (names.ACCEPTED, "False", "SecretNotPermitted", secret_denied),
-    (
-        names.ACCEPTED,
-        "False",
-        "PodSecurityDenied",
-        pods(refuse='violates PodSecurity "restricted": hostPath'),
-    ),
-    (names.ACCEPTED, "False", "PodTemplateInvalid", pods(refuse="exceeded quota: compute")),
-    (names.ACCEPTED, "False", "PodTemplateInvalid", template_refused),
-    (names.ACCEPTED, "False", "TooManyEntries", with_({"spec.parallelism.tensor": 64})),
-    (names.SOURCE_RESOLVED, "True", "Resolved", with_()),
-    (names.SOURCE_RESOLVED, "Unknown", "Hashing", hashing),
-    (names.SOURCE_RESOLVED, "Unknown", "AgentNotReady", with_(alive=False)),
-    (names.SOURCE_RESOLVED, "False", "SourceUnauthorized", secret_missing),
-    *(
-        (names.SOURCE_RESOLVED, "False", reason, source(reason))
-        for reason in (
-            "SourceUnauthorized",
-            "SourceNotFound",
-            "SourceUntrusted",
-            "SourceUnreachable",
-            "SourceAmbiguous",
-            "SourceInvalid",
-            "SourceIncomplete",
-        )
-    ),
-    (names.SOURCE_RESOLVED, "False", "SourceInvalid", source("SourceUnsupported")),
-    (names.SOURCE_RESOLVED, "False", "SourceMismatch", other_bytes),
-    (names.CAPACITY_SUFFICIENT, "True", "Sufficient", with_()),
-    (
-        names.CAPACITY_SUFFICIENT,
-        "False",
-        "NoEligibleNodes",
-        with_({"spec.placement.nodeSelector": {"a": "b"}}),
-    ),
-    (
-        names.CAPACITY_SUFFICIENT,
-        "False",
-        "NoEligibleNodes",
-        with_({"spec.cache.prewarm": {"minReadyNodes": 3}}),
-    ),
-    (names.CAPACITY_SUFFICIENT, "False", "InsufficientDisk", with_(refusal="InsufficientDisk")),
-    (names.CAPACITY_SUFFICIENT, "False", "InsufficientHostMemory", with_(warm_budget=1, idle=True)),
-    (names.CAPACITY_SUFFICIENT, "False", "MapCountTooLow", with_(refusal="MapCountTooLow")),
-    (names.CAPACITY_SUFFICIENT, "False", "RootNotMounted", with_(storage="RootNotMounted")),
-    (names.CACHE_READY, "True", "Warm", with_()),
-    (names.CACHE_READY, "False", "Warming", with_(idle=True)),
-    (names.CACHE_READY, "False", "BuildFailed", with_(broken="BuildFailed")),
-    (names.CACHE_READY, "False", "IntegrityFailed", with_(broken="IntegrityFailed")),
-    (names.CACHE_READY, "False", "DiskFull", with_(broken="DiskFull")),
-    (names.CACHE_READY, "Unknown", "NodeLost", lost),
-    (names.CACHE_READY, "False", "DeadlineExceeded", overdue),
-    (names.ENGINE_AVAILABLE, "True", "Available", with_()),
-    (names.ENGINE_AVAILABLE, "True", "ScaledToZero", with_({"spec.replicas": 0})),
-    (names.ENGINE_AVAILABLE, "False", "PodsPending", pods(unschedulable=True)),
-    (names.ENGINE_AVAILABLE, "False", "PodsCrashing", pods(crash="PortInUse: port 8000 is taken")),
-    (names.ENGINE_AVAILABLE, "False", "StartupTimeout", pods(unschedulable=True, late=True)),
-    (names.ENGINE_AVAILABLE, "False", "Suspended", suspended),
-    (names.PROGRESSING, "False", "Complete", with_()),
-    (names.PROGRESSING, "True", "Warming", with_(idle=True)),
-    (names.PROGRESSING, "True", "RollingOut", pods(unschedulable=True)),
-    (names.PROGRESSING, "False", "Deferred", with_({"spec.placement.nodeSelector": {"a": "b"}})),
-    (names.PROGRESSING, "False", "DeadlineExceeded", overdue),
-    (names.PROGRESSING, "False", "DeadlineExceeded", pods(unschedulable=True, late=True)),
-    (names.PROGRESSING, "False", "Suspended", suspended),
-    (names.USING_CACHE, "True", "AsAsked", with_()),
-    (names.USING_CACHE, "False", "FellBack", fell_back),
-    (names.USING_CACHE, "False", "FellBack", pods(crash="NoLayoutEntry: no entry is usable")),
-    (names.USING_CACHE, "Unknown", "Unreported", silent),
-    (names.READY, "True", "Ready", with_()),
-    (names.READY, "True", "Ready", silent),
-    (names.READY, "True", "Ready", with_({"spec.replicas": 0})),
-    (names.READY, "False", "Suspended", suspended),
-    (names.READY, "False", "FellBack", pods(crash="NoLayoutEntry: no entry is usable")),
-    (names.READY, "False", "NoEligibleNodes", with_({"spec.placement.nodeSelector": {"a": "b"}})),
-    (names.STALLED, "False", "NotStalled", with_()),
-    (names.STALLED, "False", "NotStalled", source("SourceUnreachable")),
-    (names.STALLED, "True", "SourceNotFound", source("SourceNotFound")),
-    (names.STALLED, "True", "DeadlineExceeded", overdue),
-    (names.STALLED, "True", "StartupTimeout", pods(unschedulable=True, late=True)),
-)
-
-#: Reasons without a cause yet: what they name is refused earlier, or is not built.
-UNREACHABLE: Final = {
-    (names.ACCEPTED, "EngineTooOld"): "VllmOmni engines are not built yet",
-    (names.CAPACITY_SUFFICIENT, "LockedMemoryTooLow"): "hostRegistration: Required is not built yet",
-    (names.CAPACITY_SUFFICIENT, "HostRegistrationUnsupported"): "hostRegistration: Required is not built yet",
-    (names.CACHE_READY, "CacheDisabled"): "cache.policy: Disabled is not built yet",
-    (names.USING_CACHE, "CacheDisabled"): "cache.policy: Disabled is not built yet",
-    (names.CACHE_READY, "AgentNotReady"): "see test_an_agent_that_goes_is_told",
-    (names.READY, "Pending"): "another reason is always known",
+_GOOD = {(names.PROGRESSING, "Complete"), (names.STALLED, "NotStalled")}
+#: Words that the agent's modules put into status beside those that errors lead to.
+_AGENTS_OWN = {
+    "SourceNotFound",
+    "NewerFormat",
+    "IntegrityFailed",
+    "InsufficientHostMemory",
+    "NotUnderstood",
+    "Hashing",
 }
+
+
+def conditions(world: World) -> list[dict[str, Any]]:
+    """All of them."""
+    found: list[dict[str, Any]] = world.object(DIFFUSION_DEPLOYMENT)["status"]["conditions"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -273,32 +38,144 @@ UNREACHABLE: Final = {
     ids=[f"{number}-{case[0]}-{case[2]}" for number, case in enumerate(CASES)],
 )
 def test_reason(kind: str, status: str, reason: str, setup: Setup) -> None:
-    """The cause is made, everybody acts, and the condition says so, with words for people."""
+    """The cause is made, everybody acts, and the condition says so; all that fails says what to do."""
     world = World()
     setup(world)
     world.settle()
     assert world.condition(kind) == (status, reason)
-    if (status, reason) != ("False", "NotStalled"):
-        assert world.message(kind)
     assert world.kubelets.started_cold == []
-
-
-def test_an_agent_that_goes_is_told() -> None:
-    """A node whose agent reported and whose Lease was deleted: no heartbeat at all is not a late one."""
-    world = World()
-    world.create()
-    world.settle()
-    for agent in world.agents.values():
-        agent.alive = False
-        world.cluster.remove(LEASE, agent.node, agent.namespace)
-    world.operate()
-    assert world.condition(names.CACHE_READY) == ("False", "AgentNotReady")
+    assert [c["type"] for c in conditions(world)] == list(names.DEPLOYMENT_CONDITIONS)
+    for condition in conditions(world):
+        reasons = {reason for reasons in names.REASONS.values() for reason in reasons}
+        assert condition["reason"] in reasons
+        if condition["status"] != "True" and (condition["type"], condition["reason"]) not in _GOOD:
+            assert " \N{EM DASH} " in condition["message"], condition
+    assert len(world.object(DIFFUSION_DEPLOYMENT)["status"].get("problems", [])) <= 10
+    # A template that the server refused is offered again, and refused again.
+    assert world.writes(world.operate) == (1 if setup is template_refused else 0)
 
 
 def test_every_reason_has_a_cause() -> None:
-    """The table and the list of what cannot happen yet hold every reason of the API, and no other."""
-    made = {(kind, reason) for kind, _, reason, _ in CASES} | set(UNREACHABLE)
+    """The table holds every reason of the API, and no other: one without a cause would be a promise."""
+    made = {(kind, reason) for kind, _, reason, _ in CASES}
     known = {(kind, reason) for kind in names.DEPLOYMENT_CONDITIONS for reason in names.REASONS[kind]}
     copied = {names.READY, names.STALLED}
     assert known <= made
     assert {item for item in made if item[0] not in copied} <= known
+
+
+@pytest.mark.parametrize(
+    "word", sorted({*agent_words._REASONS.values(), agent_words.BUILD_FAILED, *_AGENTS_OWN})
+)
+def test_every_word_of_an_agent_has_its_place(word: str) -> None:
+    """As a source's, an entry's and the storage's: a reason of the condition, and advice; the word itself stays."""
+    for condition, reason in (
+        (names.SOURCE_RESOLVED, reports.of_source(word)),
+        (names.CACHE_READY, reports.of_entry(word)),
+        (names.CAPACITY_SUFFICIENT, reports.of_storage(word)),
+    ):
+        assert reason in names.REASONS[condition]
+        assert word in (reason, reports.spoken(word, reason, "so").split(":")[0])
+    assert reports.REFUSED.get(word, "Accepted") in names.REASONS[names.ACCEPTED]
+    assert word in ADVICE
+
+
+def test_an_engine_of_this_release_ends_engine_too_old() -> None:
+    """The corrected image is another revision: its entries are there, and it is rolled out."""
+    world = World()
+    old_engine("error: InvalidConfiguration: argument --mode: invalid choice: 'x' \N{EM DASH} see --help")(
+        world
+    )
+    world.settle()
+    assert world.condition("Ready") == ("False", "EngineTooOld")
+    assert world.condition("Stalled") == ("True", "EngineTooOld")
+    builds = sum(len(agent.builds) for agent in world.agents.values())
+    world.kubelets.crash = ""
+    world.change("spec.engine.image", "mine:1")
+    world.settle()
+    assert world.condition("Ready") == ("True", "Ready")
+    assert sum(len(agent.builds) for agent in world.agents.values()) == builds
+
+
+def test_a_wrong_value_is_no_old_engine() -> None:
+    """The engine understood its flags and refuses what they say."""
+    world = World()
+    old_engine("InvalidConfiguration: --device-memory-budget is too small \N{EM DASH} give more")(world)
+    world.settle()
+    assert world.condition("Accepted") == ("True", "Accepted")
+    assert world.condition("Ready") == ("False", "PodsCrashing")
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "code"),
+    [
+        (
+            {
+                "lastState": {
+                    "terminated": {"exitCode": 4, "message": "BadEntry: it is damaged \N{EM DASH} build it\n"}
+                }
+            },
+            "engine: exit status 4: BadEntry: it is damaged \N{EM DASH} build it",
+            "BadEntry",
+        ),
+        (
+            {"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}},
+            "engine: exit status 137 (out of memory)",
+            "",
+        ),
+        (
+            {
+                "state": {
+                    "terminated": {"exitCode": 1, "message": "log line\nerror: PortInUse: 8000 is taken"}
+                }
+            },
+            "engine: exit status 1: PortInUse: 8000 is taken",
+            "PortInUse",
+        ),
+        (
+            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}},
+            "engine: ImagePullBackOff: Back-off pulling image",
+            "",
+        ),
+        (
+            {"lastState": {"terminated": {"exitCode": 1, "message": "2026-01-01T10:00:00 no code: here"}}},
+            "engine: exit status 1: 2026-01-01T10:00:00 no code: here",
+            "",
+        ),
+    ],
+    ids=["code", "killed", "log", "image", "no code"],
+)
+def test_what_a_container_left_is_quoted(state: dict[str, Any], said: str, code: str) -> None:
+    """Exit status, and the last line of its termination message or of its log."""
+    container = {"name": "engine", "ready": False, "restartCount": 1, **state}
+    pod = {"metadata": {"name": "p"}, "status": {"containerStatuses": [container]}}
+    trouble = read_pod(pod, None).trouble
+    assert trouble is not None
+    assert (trouble.message, trouble.code) == (said, code)
+
+
+@pytest.mark.parametrize(
+    ("setup", "kind", "words"),
+    [
+        (
+            with_({"spec.placement.nodeSelector": {"gpu": "big"}}),
+            names.CAPACITY_SUFFICIENT,
+            "label gpu is not there",
+        ),
+        (with_({"spec.engine.device": "Cuda"}), names.CAPACITY_SUFFICIENT, "nvidia.com/gpu"),
+        (with_(storage="LocksUnsupported"), names.CAPACITY_SUFFICIENT, "LocksUnsupported"),
+        (
+            with_(broken="NewerFormat"),
+            names.CACHE_READY,
+            "NewerFormat: it did not work \N{EM DASH} bring the agents",
+        ),
+        (source("SourceUnsupported"), names.SOURCE_RESOLVED, "SourceUnsupported: digits cannot be read"),
+    ],
+    ids=["selector", "gpu", "storage", "entry", "source"],
+)
+def test_messages_quote_what_is_known(setup: Setup, kind: str, words: str) -> None:
+    """The node's own word, the label that lacks, the resource that nobody offers."""
+    world = World()
+    setup(world)
+    world.settle()
+    assert words in world.message(kind)

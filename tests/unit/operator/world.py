@@ -19,13 +19,16 @@ from dlo_kube.kinds import (
     SERVICE,
     Kind,
 )
+from dlo_kube.kinds import NAMESPACE as NAMESPACE_KIND
 from dlo_operator.app import Clock, assemble
 from dlo_operator.keys import node_key
+from dlo_operator.mirror import kinds
 from dlo_operator.reconcile.inputs import EngineReport, Images, PlanSettings
 from dlo_operator.settings import Settings
 from fakes.kube import FakeCluster
 from unit.api.manifests import manifest
-from unit.operator.simulated import Agent, Content, Kubelets
+from unit.operator.kubelets import Kubelets
+from unit.operator.simulated import Agent, Content
 
 NAMESPACE = "team"
 ALL = (DIFFUSION_DEPLOYMENT, NODE, NODE_WEIGHT_CACHE, DEPLOYMENT, POD, SERVICE, POD_DISRUPTION_BUDGET)
@@ -100,8 +103,19 @@ class World:
     def start(self) -> None:
         """A fresh operator, that knows nothing."""
         self.operator = assemble(
-            self.cluster, SETTINGS, clock=self.time, engines=self.reports, rng=random.Random(1)
+            self.cluster,
+            SETTINGS,
+            clock=self.time,
+            engines=self.reports,
+            rng=random.Random(1),
+            calm_seconds=0.0,
         )
+        self.hear()
+
+    def hear(self) -> None:
+        """The operator hears of everything that has happened, as from its watches."""
+        for kind in kinds():
+            self.operator.mirror.refresh(kind)
 
     def settle(self, *, turns: int = 60) -> int:
         """Lets everybody act until nobody changes anything; the number of turns. Fails when it does not end."""
@@ -152,6 +166,14 @@ class World:
         obj = manifest({"metadata.name": name, "metadata.namespace": NAMESPACE, **given})
         self.cluster.put(obj)
 
+    def enforce(self, level: str) -> None:
+        """The namespace of the deployments enforces this level of Pod Security."""
+        labels = {"pod-security.kubernetes.io/enforce": level}
+        meta = {"name": NAMESPACE, "labels": labels}
+        if self.cluster.get(NAMESPACE_KIND, NAMESPACE) is None:
+            self.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+        self.cluster.edit(NAMESPACE_KIND, NAMESPACE, lambda obj: obj["metadata"].update(labels=labels))
+
     def change(self, path: str, value: Any, name: str = "digits") -> None:
         """A user changes one field of the spec."""
 
@@ -189,7 +211,9 @@ class World:
 
     def node_entries(self, node: str) -> set[str]:
         """Ids of the entries that a node is told to hold."""
-        return {entry["id"] for entry in self.object(NODE_WEIGHT_CACHE, node)["spec"].get("entries", [])}
+        return {
+            entry["id"] for entry in self.object(NODE_WEIGHT_CACHE, node).get("spec", {}).get("entries", [])
+        }
 
     def claimed(self) -> set[str]:
         """Nodes that are told to hold something."""
@@ -197,6 +221,7 @@ class World:
 
     def look(self, node: str) -> None:
         """The operator looks at one node's key."""
+        self.hear()
         self.operator.controller.reconcile(node_key(node))
 
     def silence(self, *nodes: str) -> None:

@@ -15,17 +15,15 @@ from dlo_api.v1alpha1 import DiffusionDeployment
 
 from dlo_operator.reconcile.entries import MOST_ENTRIES, secret_of
 from dlo_operator.reconcile.inputs import DeploymentInputs
+from dlo_operator.reconcile.reports import REFUSED, spoken
+from dlo_operator.reconcile.revision import NO_REVISION
 from dlo_operator.reconcile.scheduling import gpus
 from dlo_operator.reconcile.view import Verdict, View
 
-#: What an agent says of a source, and what it means for the spec.
-_REFUSED_BY_SOURCE: Final = {
-    "UnknownArchitecture": "UnknownArchitecture",
-    "UnknownLayout": "UnknownArchitecture",
-    "UnknownTensor": "UnsupportedCombination",
-    "UnsupportedQuantization": "UnsupportedCombination",
-    "NotDivisible": "InvalidTopology",
-}
+#: Levels of Pod Security that refuse a path of the host, in the words of the namespace's label.
+_NO_HOST_PATH: Final = frozenset({"baseline", "restricted"})
+#: How an engine of an earlier release answers flags that it does not know.
+_UNKNOWN_FLAG: Final = ("unrecognized arguments", "invalid choice")
 
 
 def _no(reason: str, message: str) -> Verdict:
@@ -63,11 +61,6 @@ def _built(inputs: DeploymentInputs) -> Verdict | None:
         return _no(
             "UnsupportedCombination", "VllmOmni engines are not built yet — make one with engine.kind: Native"
         )
-    if spec is not None and spec.cache.mount != "HostPath":
-        return _no(
-            "UnsupportedCombination",
-            "cache.mount: PersistentVolume is not built yet — set cache.mount to HostPath",
-        )
     return None
 
 
@@ -96,6 +89,18 @@ def _secret(inputs: DeploymentInputs) -> Verdict | None:
         "SecretNotPermitted",
         f"the operator may not read Secret {name[0] if name else ''} — bind ClusterRole {SECRET_READER_ROLE} to it"
         f" in namespace {inputs.namespace}",
+    )
+
+
+def _namespace(inputs: DeploymentInputs) -> Verdict | None:
+    """Known before a pod is refused: the namespace says what it enforces."""
+    spec, level = inputs.spec, inputs.pod_security
+    if spec is None or spec.cache.mount != "HostPath" or level not in _NO_HOST_PATH:
+        return None
+    return _no(
+        "PodSecurityDenied",
+        f"namespace {inputs.namespace} enforces Pod Security level {level}, which admits no hostPath volumes — set"
+        " cache.mount: PersistentVolume, or use a namespace that admits them",
     )
 
 
@@ -128,6 +133,7 @@ _BY_ITSELF: Final[tuple[Callable[[DeploymentInputs], Verdict | None], ...]] = (
     _entry_count,
     _endpoints,
     _secret,
+    _namespace,
     _foreign,
 )
 
@@ -177,8 +183,8 @@ def _model(view: View) -> Verdict | None:
     spec, facts = view.inputs.spec, view.resolution.facts if view.resolution is not None else None
     if spec is None or facts is None:
         return None
-    if facts.reason in _REFUSED_BY_SOURCE:
-        return _no(_REFUSED_BY_SOURCE[facts.reason], facts.message or facts.reason)
+    if facts.reason in REFUSED:
+        return _refusal(facts.reason, facts.message)
     ways = spec.parallelism.tensor * spec.parallelism.ulysses
     uneven = [count for count in facts.head_counts if count % ways]
     if uneven:
@@ -195,22 +201,50 @@ def _entry_refused(view: View) -> Verdict | None:
     for name in view.placed.failed:
         cache = view.cache(name)
         for state in cache.status.entries if cache is not None and cache.status is not None else ():
-            if state.reason in _REFUSED_BY_SOURCE and any(entry.id == state.id for entry in view.entries):
-                return _no(_REFUSED_BY_SOURCE[state.reason], state.message or state.reason)
+            if state.reason in REFUSED and any(entry.id == state.id for entry in view.entries):
+                return _refusal(state.reason, state.message)
+    return None
+
+
+def _refusal(word: str, message: str | None) -> Verdict:
+    reason = REFUSED[word]
+    return _no(reason, spoken(word, reason, message))
+
+
+def _too_old(view: View) -> Verdict | None:
+    """An engine that does not know the flags of this release; they follow from the spec, so nothing else is wrong."""
+    spec = view.inputs.spec
+    if spec is None or not spec.engine.image:
+        return None
+    for pod in view.new_pods:
+        trouble = pod.trouble
+        if trouble is None or trouble.code != "InvalidConfiguration":
+            continue
+        if any(words in trouble.message for words in _UNKNOWN_FLAG):
+            return _no(
+                "EngineTooOld",
+                f"the engine in {spec.engine.image} is of another release: {trouble.message.split(' — ')[0][:400]}"
+                " — set engine.image to an engine of this release, or leave it empty",
+            )
     return None
 
 
 def _pod_security(view: View) -> Verdict | None:
     workload = view.inputs.workload
-    if workload is None or not workload.refused or workload.revision != view.revision or not workload.settled:
+    if workload is None or not workload.refused or not workload.settled:
+        return None
+    if workload.revision not in (view.revision, NO_REVISION):
         return None
     if "violates PodSecurity" in workload.refused:
         return _no(
             "PodSecurityDenied",
-            f"{workload.refused[:500]} — use a namespace that admits hostPath volumes, or cache.mount:"
-            " PersistentVolume",
+            f"{workload.refused[:500]} — set cache.mount: PersistentVolume, or use a namespace that admits hostPath"
+            " volumes",
         )
-    return _no("PodTemplateInvalid", workload.refused[:800])
+    return _no(
+        "PodTemplateInvalid",
+        f"{workload.refused[:800]} — correct what it names, or ask for a larger quota",
+    )
 
 
 def _template(view: View) -> Verdict | None:
@@ -230,4 +264,5 @@ _IN_VIEW: Final[tuple[Callable[[View], Verdict | None], ...]] = (
     _entry_refused,
     _template,
     _pod_security,
+    _too_old,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dlo_operator.reconcile.inputs import PodFacts
+from dlo_operator.reconcile.revision import NO_REVISION
 from dlo_operator.reconcile.view import Verdict, View
 
 #: Backings that are fallbacks where host registration is `Auto` or `Off`.
@@ -55,7 +56,7 @@ def _failing(view: View) -> Verdict | None:
         if pod.trouble is not None and pod.trouble.restarts:
             return Verdict("False", "PodsCrashing", f"{pod.name}: {pod.trouble.message}")
     workload = view.inputs.workload
-    if workload is not None and workload.deadline_exceeded:
+    if workload is not None and workload.deadline_exceeded and workload.revision != NO_REVISION:
         return Verdict(
             "False", "StartupTimeout", "no engine became ready within rollout.progressDeadlineSeconds"
         )
@@ -65,7 +66,9 @@ def _failing(view: View) -> Verdict | None:
 def _pending(view: View) -> Verdict:
     workload = view.inputs.workload
     if workload is None:
-        return Verdict("False", "PodsPending", "engines start once the cache is ready")
+        return Verdict(
+            "False", "PodsPending", "engines start once the cache is ready — see condition CacheReady"
+        )
     for pod in view.inputs.pods:
         if pod.trouble is not None:
             return Verdict("False", "PodsPending", f"{pod.name}: {pod.trouble.message}")

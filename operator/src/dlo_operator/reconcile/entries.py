@@ -1,92 +1,55 @@
-"""Which entries a deployment needs, from its topology and its model section. Pure."""
+"""What nodes say of the entries that a deployment needs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from dlo_api.identity import identified, source_id
 from dlo_api.topology import coordinate
-from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeEntryStatus
+from dlo_api.wanted import entries_for, id_of_source, secret_of
 
 from dlo_operator.reconcile.inputs import CacheFacts
 from dlo_operator.reconcile.record import WantedEntry
 
+__all__ = [
+    "MOST_ENTRIES",
+    "entries_for",
+    "holds_all",
+    "id_of_source",
+    "reported",
+    "secret_of",
+    "wanted_entries",
+    "without_layouts",
+]
+
 #: More entries of one deployment do not fit its status; a node's list holds 256.
 MOST_ENTRIES: Final = 64
-_UNNAMED: Final = "0"
 
 
-def secret_of(spec: DiffusionDeploymentSpec) -> tuple[str, str] | None:
-    """Name and key (empty: all keys) of the Secret that the source is read with."""
-    source = spec.model.source
-    if source.hugging_face is not None and source.hugging_face.token_secret_ref is not None:
-        reference = source.hugging_face.token_secret_ref
-        return reference.name, reference.key
-    if source.s3 is not None and source.s3.secret_ref is not None:
-        return source.s3.secret_ref.name, ""
-    return None
-
-
-def id_of_source(spec: DiffusionDeploymentSpec, namespace: str) -> str:
-    """The id of the deployment's source."""
-    secret = secret_of(spec)
-    return source_id(
-        spec.model.source,
-        variant=spec.model.variant,
-        secret=f"{namespace}/{secret[0]}" if secret is not None else "",
-    )
-
-
-def entries_for(spec: DiffusionDeploymentSpec, source: str) -> tuple[NodeEntry, ...]:
-    """Every entry that an engine of this spec maps: a Layout per component and tensor rank, and the rest."""
-    size = spec.parallelism.tensor
-    layouts = [
-        NodeEntry(
-            id=_UNNAMED,
-            source_id=source,
-            kind="Layout",
-            component=component,
-            layout=spec.model.layout,
-            tensor_size=size,
-            tensor_rank=rank,
-            dtype=spec.model.dtype,
-            quantization=spec.model.quantization,
-            retention_seconds=spec.cache.retention_seconds,
-        )
-        for component in spec.model.components
-        for rank in range(size)
-    ]
-    rest = NodeEntry(
-        id=_UNNAMED,
-        source_id=source,
-        kind="Files",
-        select="PipelineRest",
-        streamed=tuple(sorted(spec.model.components)),
-        retention_seconds=spec.cache.retention_seconds,
-    )
-    return tuple(identified(entry) for entry in (*layouts, rest))
+def without_layouts(entries: Iterable[NodeEntry]) -> tuple[NodeEntry, ...]:
+    """The entries that hold source files as they are."""
+    return tuple(entry for entry in entries if entry.kind == "Files")
 
 
 def reported(cache: CacheFacts, ids: Iterable[str]) -> dict[str, NodeEntryStatus]:
     """What the node says of these entries, by id; those it says nothing of are absent."""
-    wanted = frozenset(ids)
-    found = cache.status.entries if cache.status is not None else ()
-    return {entry.id: entry for entry in found if entry.id in wanted}
+    states = cache.states
+    return {name: states[name] for name in ids if name in states}
 
 
 def holds_all(cache: CacheFacts, entries: Iterable[NodeEntry]) -> bool:
     """Whether the node holds every entry, verified, and its heartbeat moves."""
-    ids = [entry.id for entry in entries]
-    states = reported(cache, ids)
-    return cache.alive and all(
-        name in states
-        and states[name].phase == "Ready"
-        and states[name].input_key is not None
-        and states[name].manifest_sha256 is not None
-        for name in ids
-    )
+    for entry in entries:
+        state = cache.states.get(entry.id)
+        if (
+            state is None
+            or state.phase != "Ready"
+            or state.input_key is None
+            or state.manifest_sha256 is None
+        ):
+            return False
+    return cache.alive
 
 
 def wanted_entries(

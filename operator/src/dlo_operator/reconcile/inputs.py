@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec, NodeWeightCacheSpec
-from dlo_api.v1alpha1.node_weight_cache import NodeWeightCacheStatus
+from dlo_api.v1alpha1.node_weight_cache import NodeEntryStatus, NodeSource, NodeWeightCacheStatus
 
 from dlo_operator.reconcile.record import Record
 
@@ -89,6 +90,21 @@ class CacheFacts:
     lease_age: float | None = None
     reported: datetime | None = None
 
+    @cached_property
+    def states(self) -> Mapping[str, NodeEntryStatus]:
+        """What the node says of each entry, by id."""
+        return {} if self.status is None else {entry.id: entry for entry in self.status.entries}
+
+    @cached_property
+    def listed(self) -> frozenset[str]:
+        """Ids of the entries that the node is told to hold."""
+        return frozenset(entry.id for entry in self.spec.entries)
+
+    @cached_property
+    def sources(self) -> Mapping[str, NodeSource]:
+        """The sources that the node is told to read, by id."""
+        return {source.id: source for source in self.spec.sources}
+
     @property
     def alive(self) -> bool:
         """Whether an agent has reported and its heartbeat moves."""
@@ -102,7 +118,14 @@ class CacheFacts:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a container of a pod does not run: a reason, and words."""
+    """Why a container of a pod does not run.
+
+    Attributes:
+        reason: the kubelet's or the scheduler's word.
+        message: container, exit status and the last line it left, for people.
+        restarts: how often the container was started again.
+        code: the word in front of that line; empty when there is none.
+    """
 
     reason: str
     message: str
@@ -133,6 +156,19 @@ class PodFacts:
     finished: bool = False
     trouble: Trouble | None = None
     report: EngineReport | None = None
+
+
+@dataclass(frozen=True)
+class VolumeFacts:
+    """The PersistentVolume and the claim through which pods of a namespace mount one cache root.
+
+    Attributes:
+        claim_uid: of the claim; empty while there is none.
+        going: whether one of the two is being deleted, so that it must be made anew afterwards.
+    """
+
+    claim_uid: str = ""
+    going: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +216,8 @@ class DeploymentInputs:
         foreign: children's names that others hold, as `Kind/name`.
         has_budget: whether its PodDisruptionBudget exists.
         secret: of the source's credential.
+        pod_security: level that the namespace enforces on pods; empty when none is known.
+        volumes: what stands of the volume of each cache root, by path; only where volumes are asked for.
         template_error: the server's words when it refused the rendered template.
         now: the time of the decision.
     """
@@ -200,4 +238,6 @@ class DeploymentInputs:
     foreign: tuple[str, ...] = ()
     has_budget: bool = False
     secret: SecretState = "None"  # noqa: S105 - a state, not a secret
+    pod_security: str = ""
+    volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
     template_error: str = ""

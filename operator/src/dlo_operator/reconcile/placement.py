@@ -6,22 +6,34 @@ pod of the deployment was bound is always taken. Of the nodes that are not ready
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dlo_api.identity import digest_of
+from dlo_api.quantity import format_quantity
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeEntryStatus, NodeWeightCacheStatus
 
+from dlo_operator.reconcile import reports
 from dlo_operator.reconcile.entries import holds_all, reported
 from dlo_operator.reconcile.inputs import CacheFacts, NodeFacts
 from dlo_operator.reconcile.scheduling import engines_that_fit
 
 _STOPPED: Final = frozenset({"Failed", "Quarantined"})
-#: An agent's words for a node that has no room, and for one that has no usable root.
-_SHORT: Final = frozenset({"InsufficientDisk", "InsufficientHostMemory", "MapCountTooLow"})
-_NO_ROOT: Final = frozenset({"RootNotMounted", "RootBroken", "Denied", "ReadOnly", "LocksUnsupported"})
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a node must have for the entries.
+
+    Attributes:
+        bytes: size of all of them; None while it is not known.
+        mappings: memory mappings of one engine process; None while it is not known.
+    """
+
+    bytes: int | None = None
+    mappings: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,49 +53,69 @@ class Placed:
     failed: tuple[str, ...] = ()
 
 
-def shortage(
-    cache: CacheFacts, needed_bytes: int | None, entries: Iterable[NodeEntry]
-) -> tuple[str, str] | None:
-    """Reason and words when the node cannot take the entries; None when it can, or it cannot be told."""
+def shortage(cache: CacheFacts, needs: Needs, entries: Iterable[NodeEntry]) -> tuple[str, str] | None:
+    """Reason and words when the node cannot take the entries; None when it can, or it cannot be told.
+
+    The words hold no number that moves by itself: each change of a status is a write.
+    """
     status, entries = cache.status, tuple(entries)
     if status is None:
         return None
-    states = tuple(reported(cache, (entry.id for entry in entries)).values())
+    states = tuple(cache.states[entry.id] for entry in entries if entry.id in cache.states)
     return (
         _unhealthy(status)
-        or next(
-            (
-                (state.reason, state.message or "")
-                for state in states
-                if state.phase != "Ready" and state.reason in _SHORT
-            ),
-            None,
-        )
-        or (
-            None
-            if holds_all(cache, entries) or needed_bytes is None
-            else _lacking(status, needed_bytes, states)
-        )
+        or _told(states)
+        or _few_mappings(status, needs)
+        or (None if holds_all(cache, entries) else _lacking(status, needs, states))
     )
 
 
 def _unhealthy(status: NodeWeightCacheStatus) -> tuple[str, str] | None:
     for condition in status.conditions:
         if condition.type == "StorageHealthy" and condition.status == "False":
-            return ("RootNotMounted", condition.message) if condition.reason in _NO_ROOT else None
+            reason = reports.of_storage(condition.reason)
+            return reason, reports.spoken(condition.reason, reason, condition.message)
     return None
 
 
+def _told(states: tuple[NodeEntryStatus, ...]) -> tuple[str, str] | None:
+    """The agent's own word on an entry that is not there."""
+    for state in states:
+        reason = reports.of_room(state.reason) if state.reason is not None else None
+        if state.phase != "Ready" and reason is not None:
+            return reason, reports.spoken(state.reason, reason, state.message)
+    return None
+
+
+def _few_mappings(status: NodeWeightCacheStatus, needs: Needs) -> tuple[str, str] | None:
+    most = status.memory.max_map_count if status.memory is not None else None
+    if most is None or needs.mappings is None or most >= needs.mappings:
+        return None
+    return (
+        "MapCountTooLow",
+        f"vm.max_map_count is {most}, an engine's process needs up to {needs.mappings} mappings"
+        f" — set it to {max(65_530, needs.mappings)} on the node",
+    )
+
+
 def _lacking(
-    status: NodeWeightCacheStatus, needed_bytes: int, states: tuple[NodeEntryStatus, ...]
+    status: NodeWeightCacheStatus, needs: Needs, states: tuple[NodeEntryStatus, ...]
 ) -> tuple[str, str] | None:
+    if needs.bytes is None:
+        return None
     free = status.root.free_bytes if status.root is not None else None
     # Bytes that a running build has taken are neither free nor lacking: then the agent's word counts.
-    if free is not None and not states and free < needed_bytes:
-        return "InsufficientDisk", f"{needed_bytes} bytes are needed, {free} are free"
+    if free is not None and not states and free < needs.bytes:
+        return (
+            "InsufficientDisk",
+            f"the entries need {format_quantity(needs.bytes)} on the cache's disk, less is free",
+        )
     budget = status.memory.warm_budget_bytes if status.memory is not None else None
-    if budget and budget < needed_bytes:
-        return "InsufficientHostMemory", f"{needed_bytes} bytes of entries, {budget} may be warmed"
+    if budget and budget < needs.bytes:
+        return (
+            "InsufficientHostMemory",
+            f"the entries need {format_quantity(needs.bytes)} of memory, {format_quantity(budget)} may be warmed",
+        )
     return None
 
 
@@ -95,7 +127,7 @@ def choose(
     entries: tuple[NodeEntry, ...],
     *,
     bound: frozenset[str] = frozenset(),
-    needed_bytes: int | None = None,
+    needs: Needs = Needs(),
 ) -> Placed:
     """The nodes for these entries.
 
@@ -106,23 +138,23 @@ def choose(
         caches: what nodes hold, by name.
         entries: what they shall hold.
         bound: nodes on which a pod of the deployment is.
-        needed_bytes: size of the entries; None while it is not known.
+        needs: what a node must have for them.
     """
     nodes = {node.name: node for node in eligible}
     ids = frozenset(entry.id for entry in entries)
     ready = frozenset(name for name in nodes if name in caches and holds_all(caches[name], entries))
 
-    def rank(name: str) -> tuple[bool | int | str, ...]:
+    def rank(name: str) -> tuple[bool | int | bytes, ...]:
         cache = caches.get(name)
-        listed = cache is not None and ids <= {entry.id for entry in cache.spec.entries}
+        listed = cache is not None and ids <= cache.listed
         return (
             name not in bound,
             name not in ready,
             cache is None or cache.late,
-            cache is not None and shortage(cache, needed_bytes, entries) is not None,
+            cache is not None and shortage(cache, needs, entries) is not None,
             cache is None or not cache.alive,
             not listed,
-            digest_of([identity, name]),
+            hashlib.sha256(f"{identity}/{name}".encode()).digest(),
         )
 
     order = sorted(nodes, key=rank)

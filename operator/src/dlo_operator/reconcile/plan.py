@@ -6,28 +6,42 @@ the entries of a revision that still has pods, or that the Deployment still carr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
-from dlo_api.v1alpha1.node_weight_cache import SourceStatus
+from dlo_api.v1alpha1.node_weight_cache import NodeEntry, SourceStatus
 
 from dlo_operator.reconcile import workload as children
 from dlo_operator.reconcile.acceptance import refused, refused_in_view
-from dlo_operator.reconcile.entries import entries_for, id_of_source, reported, wanted_entries
+from dlo_operator.reconcile.attractor import attracts
+from dlo_operator.reconcile.attractor import template as attractor_template
+from dlo_operator.reconcile.entries import (
+    entries_for,
+    id_of_source,
+    reported,
+    wanted_entries,
+    without_layouts,
+)
 from dlo_operator.reconcile.inputs import DeploymentInputs, Object
-from dlo_operator.reconcile.placement import choose
-from dlo_operator.reconcile.readiness import warm_deadline
+from dlo_operator.reconcile.memory import needs_of
+from dlo_operator.reconcile.placement import Placed, choose
 from dlo_operator.reconcile.record import Claim, ModelSizes, Record, merge_claims
 from dlo_operator.reconcile.revision import revision_of, serving_revision
 from dlo_operator.reconcile.scheduling import engines_that_fit, matching
 from dlo_operator.reconcile.sources import Resolution, resolve
 from dlo_operator.reconcile.status import status_of
 from dlo_operator.reconcile.view import View
+from dlo_operator.reconcile.volumes import claims_in_use, pair
+from dlo_operator.reconcile.warming import given_up, warm_deadline
 
 #: Refusals of the pod template: the entries are good, and stay for the corrected one.
-_BUILT: Final = frozenset({"PodTemplateInvalid", "PodSecurityDenied"})
+_BUILT: Final = frozenset({"PodTemplateInvalid", "PodSecurityDenied", "EngineTooOld"})
+#: How soon a Secret is looked at again: one that is missing or may not be read, and one that may be rotated.
+_SECRET_SECONDS: Final[Mapping[str, float]] = {"Missing": 30.0, "Denied": 30.0, "Copied": 300.0}
+_NAMESPACE_SECONDS: Final = 60.0
+_VOLUME_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class Desired:
         drop_budget: whether its PodDisruptionBudget has to go.
         claims: by node name.
         status: as it should stand.
-        recheck_seconds: when time alone changes the answer; None when it does not.
+        recheck_seconds: when to look again though nothing that is watched changes; None when there is no need.
+        volume_claims: PersistentVolumeClaims for cache roots that its pods mount.
     """
 
     children: tuple[Object, ...]
@@ -60,23 +75,36 @@ class Desired:
     claims: Mapping[str, NodeClaim]
     status: dict[str, Any]
     recheck_seconds: float | None = None
+    volume_claims: frozenset[str] = frozenset()
 
 
 def plan(inputs: DeploymentInputs) -> Desired:
     """What there should be."""
     view = survey(inputs)
-    made = _children(view)
-    deadline = warm_deadline(view)
     return Desired(
-        children=made,
+        children=_children(view),
         drop_budget=inputs.has_budget
         and inputs.spec is not None
         and view.refused is None
         and not children.budget_wanted(inputs.spec),
         claims=_claims(view),
         status=status_of(view),
-        recheck_seconds=deadline if deadline is not None and deadline > 0 else None,
+        recheck_seconds=_recheck(view),
+        volume_claims=claims_in_use(view),
     )
+
+
+def _recheck(view: View) -> float | None:
+    """Deadlines, and what nobody watches: Secrets, labels of namespaces, volumes that are going."""
+    inputs, deadline = view.inputs, warm_deadline(view)
+    times = [deadline] if deadline is not None and deadline > 0 else []
+    if inputs.secret in _SECRET_SECONDS:
+        times.append(_SECRET_SECONDS[inputs.secret])
+    if view.refused is not None and view.refused.reason == "PodSecurityDenied":
+        times.append(_NAMESPACE_SECONDS)
+    if any(facts.going for facts in inputs.volumes.values()):
+        times.append(_VOLUME_SECONDS)
+    return min(times, default=None)
 
 
 def survey(inputs: DeploymentInputs) -> View:
@@ -84,38 +112,41 @@ def survey(inputs: DeploymentInputs) -> View:
     view = View(inputs, refused=refused(inputs))
     spec, workload = inputs.spec, inputs.workload
     current, _ = serving_revision(None, None, workload, inputs.pods)
-    if spec is None or view.refused is not None:
+    if spec is None:
         return replace(view, current=current)
     matched = matching(spec, inputs.nodes)
     eligible = tuple(node for node in matched if engines_that_fit(spec, node) > 0)
+    if view.refused is not None:
+        return replace(view, matching=matched, eligible=eligible, current=current)
     identity = id_of_source(spec, inputs.namespace)
     entries = entries_for(spec, identity)
     bound = frozenset(pod.node for pod in inputs.pods if pod.node and not pod.finished)
     view = replace(view, matching=matched, eligible=eligible)
-    first = choose(spec, inputs.uid, eligible, inputs.caches, entries, bound=bound)
+
+    def candidates() -> Iterator[str]:
+        # Not worked out where there is a pin already: with a thousand nodes it is half of all the work.
+        yield from choose(spec, inputs.uid, eligible, inputs.caches, entries, bound=bound).desired
+
     resolution = resolve(
         spec,
         identity,
-        first.desired,
+        candidates(),
         inputs.caches,
         _records(inputs),
         secret_name=f"dlo-source-{identity}" if inputs.secret == "Copied" else "",  # noqa: S105
     )
     view = replace(view, resolution=resolution)
     if not resolution.pinned:
-        view = replace(
-            view, placed=replace(first, claimed=(), ready=(), warming=(), failed=()), current=current
-        )
+        view = replace(view, placed=Placed(desired=tuple(candidates())), current=current)
         return replace(view, refused=refused_in_view(view))
-    needed = _needed_bytes(inputs, resolution)
-    placed = choose(spec, inputs.uid, eligible, inputs.caches, entries, bound=bound, needed_bytes=needed)
-    revision = revision_of(
-        spec, resolution.source.pin.digest, (entry.id for entry in entries), inputs.settings.images
-    )
-    view = replace(view, entries=entries, needed_bytes=needed, placed=placed, revision=revision, record=None)
+    needs = needs_of(spec, resolution.facts)
+    placed = choose(spec, inputs.uid, eligible, inputs.caches, entries, bound=bound, needs=needs)
+    view = replace(view, entries=entries, needed=entries, needs=needs, placed=placed)
+    view = replace(view, needed=_needed(view, resolution))
+    view = replace(view, revision=_revision(view, resolution, view.needed))
     view = replace(view, record=_record(view, resolution))
     previous = (inputs.status.get("revision") or {}).get("current")
-    current, updating = serving_revision(revision, previous, workload, inputs.pods)
+    current, updating = serving_revision(view.revision, previous, workload, inputs.pods)
     view = replace(view, current=current, updating=updating)
     return replace(view, refused=refused_in_view(view))
 
@@ -135,8 +166,8 @@ def _record(view: View, resolution: Resolution) -> Record | None:
     for pod in view.inputs.pods:
         if pod.revision == view.revision and pod.record is not None:
             return pod.record
-    caches = [view.inputs.caches[name] for name in view.placed.ready]
-    wanted = wanted_entries(view.entries, caches)
+    caches = [view.inputs.caches[name] for name in view.holders]
+    wanted = wanted_entries(view.needed, caches)
     roots = [
         cache.status.root for cache in caches if cache.status is not None and cache.status.root is not None
     ]
@@ -145,7 +176,7 @@ def _record(view: View, resolution: Resolution) -> Record | None:
         return None
     facts = resolution.facts or SourceStatus(id=resolution.source.id)
     return Record(
-        claim=Claim((resolution.source,), view.entries),
+        claim=Claim((resolution.source,), view.needed),
         wanted=wanted,
         sizes=ModelSizes.of(facts),
         root=root.path or "",
@@ -153,15 +184,28 @@ def _record(view: View, resolution: Resolution) -> Record | None:
     )
 
 
-def _needed_bytes(inputs: DeploymentInputs, resolution: Resolution) -> int | None:
-    """Bytes of all entries of a node, as far as headers tell; cuts of one component add up to about itself."""
-    facts, spec = resolution.facts, inputs.spec
-    if facts is None or spec is None or facts.rest_bytes is None:
-        return None
-    streamed = [part.bytes for part in facts.components if part.name in spec.model.components]
-    if not streamed or None in streamed:
-        return None
-    return sum(size for size in streamed if size is not None) + facts.rest_bytes
+def _revision(view: View, resolution: Resolution, entries: tuple[NodeEntry, ...]) -> str:
+    spec, settings = view.inputs.spec, view.inputs.settings
+    assert spec is not None  # noqa: S101 - a source is resolved for a spec that was read
+    return revision_of(spec, resolution.source.pin.digest, (entry.id for entry in entries), settings.images)
+
+
+def _needed(view: View, resolution: Resolution) -> tuple[NodeEntry, ...]:
+    """What engines may not start without: everything, or the checkpoint alone once the rest is given up.
+
+    Only under `Opportunistic` with `onFallback: Continue`: engines of `Fail` would end at once. As soon as enough
+    nodes hold everything, engines are rolled to it; they stay on it when a node loses some.
+    """
+    spec, workload = view.inputs.spec, view.inputs.workload
+    if spec is None or (spec.cache.policy, spec.cache.on_fallback) != ("Opportunistic", "Continue"):
+        return view.entries
+    standing = workload.revision if workload is not None else ""
+    if view.warm or standing == _revision(view, resolution, view.entries):
+        return view.entries
+    bare = without_layouts(view.entries)
+    if standing == _revision(view, resolution, bare):
+        return bare
+    return bare if given_up(view) is not None and replace(view, needed=bare).startable else view.entries
 
 
 def _children(view: View) -> tuple[Object, ...]:
@@ -172,17 +216,35 @@ def _children(view: View) -> tuple[Object, ...]:
         return _held(view, spec)
     place = (inputs.name, inputs.namespace, inputs.uid)
     if workload is None or workload.revision != view.revision:
-        if view.record is None or view.revision is None or not view.warm:
-            return (children.service(*place, spec), *_held(view, spec))
+        if view.record is None or view.revision is None or not view.startable:
+            waiting = _attractor(view, spec) if attracts(view) else _held(view, spec)
+            return (children.service(*place, spec), *waiting)
     elif view.record is None or view.revision is None:
         return ()
     made = [
         children.service(*place, spec),
+        *_volumes(view, spec, view.record.root),
         children.deployment(*place, spec, view.revision, view.record, inputs.settings),
     ]
     if children.budget_wanted(spec):
         made.append(children.budget(*place, spec))
     return tuple(made)
+
+
+def _volumes(view: View, spec: DiffusionDeploymentSpec, root: str) -> tuple[Object, ...]:
+    """Claim and volume of the root, where pods mount it that way; before the pods that wait for them."""
+    if spec.cache.mount != "PersistentVolume":
+        return ()
+    return pair(view.inputs.namespace, root, view.inputs.volumes.get(root))
+
+
+def _attractor(view: View, spec: DiffusionDeploymentSpec) -> tuple[Object, ...]:
+    """Pods that make a cluster add a node, and hold it until engines can start there."""
+    inputs = view.inputs
+    facts = view.resolution.facts if view.resolution is not None else None
+    sizes = ModelSizes.of(facts) if facts is not None else ModelSizes()
+    made = attractor_template(children.labels(inputs.name), spec, sizes, inputs.settings)
+    return (children.held(inputs.name, inputs.namespace, inputs.uid, spec, made),)
 
 
 def _held(view: View, spec: DiffusionDeploymentSpec) -> tuple[Object, ...]:
@@ -207,7 +269,9 @@ def _claims(view: View) -> dict[str, NodeClaim]:
         fresh = Claim((resolution.source,), view.entries)
     found = [*_of_pods(view, fresh), *_of_old_template(view)]
     if fresh is not None:
-        found += [(name, fresh) for name in view.placed.claimed]
+        bare = replace(fresh, entries=view.needed)
+        both = (fresh,) if view.needed == view.entries else (fresh, bare)
+        found += [(name, claim) for name in view.placed.claimed for claim in both]
     elif resolution is not None:
         found += _of_source(view, resolution)
     parts: dict[str, list[Claim]] = {}

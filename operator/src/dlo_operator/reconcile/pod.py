@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from dlo_api.quantity import format_quantity
 from dlo_api.serving import extra_flags, serve_flags
@@ -13,7 +13,8 @@ from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 
 from dlo_operator.reconcile.inputs import Object, PlanSettings
 from dlo_operator.reconcile.memory import pod_memory
-from dlo_operator.reconcile.record import Record
+from dlo_operator.reconcile.record import ModelSizes, Record
+from dlo_operator.reconcile.volumes import claim_name
 
 #: Where pods see the cache root, whatever its path on the host.
 CACHE: Final = "/var/lib/dlo/cache"
@@ -29,7 +30,7 @@ _AFTER_DRAIN_SECONDS: Final = 30
 _STARTUP_TRIES: Final = 60
 _TMP: Final = "1Gi"
 
-_UNPRIVILEGED: Final[Object] = {
+UNPRIVILEGED: Final[Object] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
@@ -40,30 +41,31 @@ _UNPRIVILEGED: Final[Object] = {
 def pod_spec(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: PlanSettings) -> Object:
     """The pod of an engine of this revision."""
     memory = pod_memory(spec, record.sizes)
-    placement = spec.placement
-    pod: Object = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+    placed = placed_pod(spec, settings)
+    return {
+        **placed,
         "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds
         + _PRE_STOP_SECONDS
         + _AFTER_DRAIN_SECONDS,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "supplementalGroups": [record.gid],
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "affinity": _affinity(placement.affinity, record.claim.warm_label),
-        "initContainers": [_gate(record, settings)],
+        "securityContext": placed["securityContext"] | {"supplementalGroups": [record.gid]},
+        "affinity": _affinity(spec.placement.affinity, record.claim.warm_label),
+        "initContainers": [_gate(spec, record, settings)],
         "containers": [_engine(name, spec, record, settings)],
         "volumes": [
             {"name": "run", "emptyDir": {"sizeLimit": "16Mi"}},
             {"name": "tmp", "emptyDir": {"sizeLimit": _TMP}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": format_quantity(memory.shared)}},
-            {"name": "cache", "hostPath": {"path": record.root, "type": "Directory"}},
+            _cache(spec, record),
         ],
     }
+
+
+def placed_pod(spec: DiffusionDeploymentSpec, settings: PlanSettings) -> Object:
+    """What every pod of a deployment has: its rights, and where it may run."""
+    placement = spec.placement
     secrets = [*settings.images.pull_secrets, *(ref.name for ref in spec.engine.image_pull_secrets)]
     optional: Object = {
+        "affinity": copy.deepcopy(placement.affinity),
         "nodeSelector": dict(placement.node_selector),
         "tolerations": copy.deepcopy(list(placement.tolerations)),
         "priorityClassName": placement.priority_class_name,
@@ -71,7 +73,12 @@ def pod_spec(name: str, spec: DiffusionDeploymentSpec, record: Record, settings:
         "serviceAccountName": spec.engine.service_account_name,
         "imagePullSecrets": [{"name": secret} for secret in dict.fromkeys(secrets)],
     }
-    return pod | {key: value for key, value in optional.items() if value}
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        **{key: value for key, value in optional.items() if value},
+    }
 
 
 def engine_args(name: str, spec: DiffusionDeploymentSpec) -> list[str]:
@@ -80,7 +87,15 @@ def engine_args(name: str, spec: DiffusionDeploymentSpec) -> list[str]:
     return [*flags, "--termination-message-path", "/dev/termination-log", *extra_flags(spec)]
 
 
-def _gate(record: Record, settings: PlanSettings) -> Object:
+def _cache(spec: DiffusionDeploymentSpec, record: Record) -> Object:
+    """The root as a volume: a path of the host, or the claim that stands for it."""
+    if spec.cache.mount == "PersistentVolume":
+        source = {"claimName": claim_name(record.root), "readOnly": True}
+        return {"name": "cache", "persistentVolumeClaim": source}
+    return {"name": "cache", "hostPath": {"path": record.root, "type": "Directory"}}
+
+
+def _gate(spec: DiffusionDeploymentSpec, record: Record, settings: PlanSettings) -> Object:
     wanted = json.dumps([entry.handover() for entry in record.wanted], separators=(",", ":"))
     return {
         "name": GATE,
@@ -91,12 +106,13 @@ def _gate(record: Record, settings: PlanSettings) -> Object:
             "gate",
             *("--root", CACHE, "--out", HANDOVER, "--want-json", wanted),
             *("--deadline", str(settings.gate_deadline_seconds)),
+            *(("--optional-layout",) if spec.cache.policy == "Opportunistic" else ()),
         ],
         "resources": {
             "requests": {"cpu": "10m", "memory": "64Mi"},
             "limits": {"memory": "256Mi"},
         },
-        "securityContext": copy.deepcopy(_UNPRIVILEGED),
+        "securityContext": copy.deepcopy(UNPRIVILEGED),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "run", "mountPath": "/run/dlo"},
@@ -106,7 +122,6 @@ def _gate(record: Record, settings: PlanSettings) -> Object:
 
 
 def _engine(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: PlanSettings) -> Object:
-    keys = dict.fromkeys(entry.input_key for entry in record.wanted)
     return {
         "name": ENGINE,
         "image": spec.engine.image or settings.images.engine,
@@ -117,7 +132,7 @@ def _engine(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: 
         "env": [{"name": "HOME", "value": "/tmp"}, *copy.deepcopy(list(spec.engine.extra_env))],  # noqa: S108
         "ports": [{"name": "http", "containerPort": spec.serving.port, "protocol": "TCP"}],
         "resources": _merged(_resources(spec, record), spec.engine.resources),
-        "securityContext": copy.deepcopy(_UNPRIVILEGED),
+        "securityContext": copy.deepcopy(UNPRIVILEGED),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         "startupProbe": _probe("/livez", period=5, failures=_STARTUP_TRIES),
@@ -128,17 +143,22 @@ def _engine(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: 
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a volume of the pod's own
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
             *(
-                _read_only(
-                    {
-                        "name": "cache",
-                        "mountPath": f"{CACHE}/v1/entries/{key}",
-                        "subPath": f"v1/entries/{key}",
-                    }
-                )
-                for key in keys
+                _read_only({"name": "cache", "mountPath": f"{CACHE}/{path}", "subPath": path})
+                for path in _entry_paths(spec, record)
             ),
         ],
     }
+
+
+def _entry_paths(spec: DiffusionDeploymentSpec, record: Record) -> list[str]:
+    """What the engine sees of the root: under `Required` its own entries and no others.
+
+    Elsewhere an entry may be missing on the node, and a mount of a path that is not there would keep the pod
+    from starting.
+    """
+    if spec.cache.policy != "Required":
+        return ["v1/entries"]
+    return [f"v1/entries/{key}" for key in dict.fromkeys(entry.input_key for entry in record.wanted)]
 
 
 def _read_only(mount: Object) -> Object:
@@ -156,15 +176,26 @@ def _probe(path: str, *, period: int, failures: int) -> Object:
 
 def _resources(spec: DiffusionDeploymentSpec, record: Record) -> Object:
     memory = pod_memory(spec, record.sizes)
+    # Registering or first touching a cold page of an entry charges the engine, so its limit has room for all.
+    most = memory.private + memory.fallback + memory.shared + record.entry_bytes
+    return _asked(spec, private_bytes(spec, record), most)
+
+
+def node_resources(spec: DiffusionDeploymentSpec, sizes: ModelSizes) -> Object:
+    """What an engine asks of its node, merged with the user's words, before its entries are known."""
+    memory = pod_memory(spec, sizes)
+    asked = _asked(spec, memory.private, memory.private + memory.fallback + memory.shared)
+    return cast("Object", _merged(asked, spec.engine.resources))
+
+
+def _asked(spec: DiffusionDeploymentSpec, request: int, limit: int) -> Object:
+    """Requests and limits; memory in bytes."""
     world = world_size(spec.parallelism)
     cpu = spec.engine.device == "Cpu"
-    # Registering or first touching a cold page of an entry charges the engine, so its limit has room for all.
-    limits: Object = {
-        "memory": format_quantity(_mebibytes(memory.private + memory.shared + record.entry_bytes))
-    }
+    limits: Object = {"memory": format_quantity(_mebibytes(limit))}
     requests: Object = {
         "cpu": f"{250 * world}m" if cpu else str(world),
-        "memory": format_quantity(memory.private),
+        "memory": format_quantity(request),
     }
     if requests["cpu"].endswith("000m"):
         requests["cpu"] = requests["cpu"].removesuffix("000m")
@@ -172,6 +203,13 @@ def _resources(spec: DiffusionDeploymentSpec, record: Record) -> Object:
         requests[spec.placement.gpu_resource] = str(world)
         limits[spec.placement.gpu_resource] = str(world)
     return {"requests": requests, "limits": limits}
+
+
+def private_bytes(spec: DiffusionDeploymentSpec, record: Record) -> int:
+    """What an engine of this revision is expected to allocate on a node that holds its entries."""
+    memory = pod_memory(spec, record.sizes)
+    cut = not any(entry.kind == "Layout" for entry in record.wanted)
+    return memory.private + (memory.fallback if cut else 0)
 
 
 def _mebibytes(size: int) -> int:

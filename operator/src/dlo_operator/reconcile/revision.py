@@ -16,6 +16,8 @@ from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_operator.reconcile.inputs import Images, PodFacts, WorkloadFacts
 
 REVISION_LABEL: Final = label("revision")
+#: Of templates and pods that only wait for a node; no revision has a dash.
+NO_REVISION: Final = "no-revision"
 _LENGTH: Final = 10
 
 
@@ -51,12 +53,14 @@ def serving_revision(
         previous: what served when the status was last written.
         workload, pods: as they are.
     """
-    if workload is None:
+    if workload is None or workload.revision == NO_REVISION:
         return None, target
     if workload.revision != target:
         return workload.revision, target
     others = sorted(
-        (not pod.ready, pod.revision) for pod in pods if pod.revision != target and not pod.finished
+        (not pod.ready, pod.revision)
+        for pod in pods
+        if pod.revision not in (target, NO_REVISION) and not pod.finished
     )
     if others:
         return others[0][1], target

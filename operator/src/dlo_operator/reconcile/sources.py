@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
-from dlo_api.v1alpha1.node_weight_cache import NodeSource, Pin, SourceStatus
+from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeSource, Pin, SourceStatus
 
 from dlo_operator.reconcile.inputs import CacheFacts
 from dlo_operator.reconcile.record import Record
+from dlo_operator.reconcile.reports import REFUSED, blames_source
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def resolve(
     pin = _pin(identity, caches, records)
     if pin is not None:
         pinned = source.model_copy(update={"pin": pin})
-        found = (_status(cache, identity) for _, cache in sorted(caches.items()))
+        found = (_status(cache, identity) for cache in _holders(identity, caches))
         facts = next(
             (s for s in found if s is not None and s.digest == pin.digest and s.reason is None), None
         )
@@ -70,29 +71,48 @@ def resolve(
     return Resolution(source, resolver, _status(caches.get(resolver), identity))
 
 
-def mismatched(identity: str, nodes: Iterable[str], caches: Mapping[str, CacheFacts]) -> tuple[str, ...]:
-    """Nodes that see other bytes than the pin says."""
-    return tuple(
-        name
-        for name in nodes
-        if (state := _status(caches.get(name), identity)) is not None and state.reason == "SourceMismatch"
-    )
+def complaints(
+    identity: str, nodes: Iterable[str], caches: Mapping[str, CacheFacts], entries: Iterable[NodeEntry]
+) -> dict[str, tuple[str, str]]:
+    """Word and message of each node that cannot read what is pinned, as an agent or a failed build says."""
+    found: dict[str, tuple[str, str]] = {}
+    ids = frozenset(entry.id for entry in entries)
+    for name in nodes:
+        cache = caches.get(name)
+        if cache is None or cache.status is None:
+            continue
+        state = _status(cache, identity)
+        if state is not None and state.reason not in (None, "Hashing") and state.reason not in REFUSED:
+            found[name] = (state.reason or "", state.message or "")
+            continue
+        for entry in cache.status.entries:
+            blamed = entry.id in ids and entry.phase == "Failed" and blames_source(entry.reason or "")
+            if blamed and name not in found:
+                found[name] = (entry.reason or "", entry.message or "")
+    return found
 
 
 def _pin(identity: str, caches: Mapping[str, CacheFacts], records: Iterable[Record]) -> Pin | None:
-    recorded = [source for record in records for source in record.claim.sources]
-    listed = [source for _, cache in sorted(caches.items()) for source in cache.spec.sources]
-    for source in (*recorded, *listed):
-        if source.id == identity and source.pin.digest:
-            return source.pin
+    for record in records:
+        for source in record.claim.sources:
+            if source.id == identity and source.pin.digest:
+                return source.pin
+    holders = _holders(identity, caches)
+    for cache in holders:
+        if cache.sources[identity].pin.digest:
+            return cache.sources[identity].pin
     # The answer of a node that was asked: it lists the source without a pin.
-    for _, cache in sorted(caches.items()):
-        if not any(source.id == identity for source in cache.spec.sources):
-            continue
+    for cache in holders:
         state = _status(cache, identity)
         if state is not None and state.digest and state.reason is None and cache.alive:
             return Pin(revision=state.revision or "", digest=state.digest)
     return None
+
+
+def _holders(identity: str, caches: Mapping[str, CacheFacts]) -> tuple[CacheFacts, ...]:
+    """The caches of nodes that are told to read the source, by name."""
+    found = [(name, cache) for name, cache in caches.items() if identity in cache.sources]
+    return tuple(cache for _, cache in sorted(found, key=lambda item: item[0]))
 
 
 def _resolver(identity: str, candidates: tuple[str, ...], caches: Mapping[str, CacheFacts]) -> str:

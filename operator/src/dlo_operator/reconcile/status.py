@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from dlo_api import conditions as names
+from dlo_api.advice import advised
 from dlo_api.conditions import Condition
 from dlo_api.quantity import format_quantity
 from dlo_api.topology import coordinate, world_size
@@ -29,8 +30,9 @@ from dlo_operator.reconcile.engines import worst_report
 from dlo_operator.reconcile.entries import reported
 from dlo_operator.reconcile.memory import pod_memory
 from dlo_operator.reconcile.placement import shortage
+from dlo_operator.reconcile.pod import private_bytes
 from dlo_operator.reconcile.readiness import judge
-from dlo_operator.reconcile.sources import mismatched
+from dlo_operator.reconcile.sources import complaints
 from dlo_operator.reconcile.view import Verdict, View
 from dlo_operator.reconcile.workload import selector
 
@@ -180,33 +182,32 @@ def _plan(view: View) -> PlanStatus | None:
     return PlanStatus(
         gpus_per_pod=gpus,
         disk_per_node=format_quantity(record.entry_bytes),
-        host_memory_per_node=format_quantity(record.entry_bytes + memory.private + memory.shared),
+        host_memory_per_node=format_quantity(
+            record.entry_bytes + private_bytes(spec, record) + memory.shared
+        ),
         locked_memory_per_node=format_quantity(memory.locked),
     )
 
 
 def _problems(view: View) -> tuple[ProblemStatus, ...]:
+    """The first problems, node by node; those of entries under the agent's own word."""
     found: list[ProblemStatus] = []
-    odd = set()
-    if view.resolution is not None:
-        odd = set(mismatched(view.resolution.source.id, view.placed.desired, view.inputs.caches))
     for name in view.placed.desired:
-        found += _of_node(view, name, mismatch=name in odd)
+        found += _of_node(view, name)
     return tuple(found[:_PROBLEMS])
 
 
-def _of_node(view: View, name: str, *, mismatch: bool) -> list[ProblemStatus]:
+def _of_node(view: View, name: str) -> list[ProblemStatus]:
     cache = view.cache(name)
     if cache is None or cache.status is None:
         return [_problem(name, None, "AgentNotReady", "no agent has reported from this node")]
     if cache.late:
         return [_problem(name, None, "NodeLost", "its heartbeat stopped")]
     found: list[ProblemStatus] = []
-    if mismatch:
-        found.append(
-            _problem(name, None, "SourceMismatch", "the source has other bytes here than were pinned")
-        )
-    short = shortage(cache, view.needed_bytes, view.entries)
+    if view.resolution is not None:
+        told = complaints(view.resolution.source.id, (name,), view.inputs.caches, ())
+        found += [_problem(name, None, *told[name])] if told else []
+    short = shortage(cache, view.needs, view.entries)
     if short is not None:
         found.append(_problem(name, None, *short))
     states = reported(cache, (entry.id for entry in view.entries))
@@ -217,4 +218,8 @@ def _of_node(view: View, name: str, *, mismatch: bool) -> list[ProblemStatus]:
 
 
 def _problem(node: str, entry: str | None, reason: str, message: str) -> ProblemStatus:
-    return ProblemStatus(node=node, entry=entry, reason=reason, message=message[:_MESSAGE])
+    return ProblemStatus(node=node, entry=entry, reason=reason, message=_short(advised(reason, message)))
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _MESSAGE else f"{words[: _MESSAGE - 1]}…"

@@ -7,8 +7,9 @@ from typing import Literal
 
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry
 
+from dlo_operator.reconcile.entries import holds_all
 from dlo_operator.reconcile.inputs import CacheFacts, DeploymentInputs, NodeFacts, PodFacts
-from dlo_operator.reconcile.placement import Placed
+from dlo_operator.reconcile.placement import Needs, Placed
 from dlo_operator.reconcile.record import Record
 from dlo_operator.reconcile.sources import Resolution
 
@@ -30,7 +31,9 @@ class View:
         inputs: as read.
         refused: why the spec cannot be acted on; None when it can.
         matching: nodes that selector and tolerations admit; `eligible` those that have the GPUs too.
-        resolution, entries, needed_bytes, placed, record, revision: of the wanted revision, as far as known.
+        resolution, entries, needs, placed, record, revision: of the wanted revision, as far as known.
+        needed: entries without which its engines may not start; all of them, but for a policy that goes on
+            without Layout entries.
         current, updating: revision that serves, and the one that is being warmed or rolled out.
     """
 
@@ -40,7 +43,8 @@ class View:
     eligible: tuple[NodeFacts, ...] = ()
     resolution: Resolution | None = None
     entries: tuple[NodeEntry, ...] = ()
-    needed_bytes: int | None = None
+    needed: tuple[NodeEntry, ...] = ()
+    needs: Needs = field(default_factory=Needs)
     placed: Placed = field(default_factory=Placed)
     record: Record | None = None
     revision: str | None = None
@@ -56,6 +60,19 @@ class View:
     def warm(self) -> bool:
         """Whether enough nodes hold every entry."""
         return bool(self.entries) and len(self.placed.ready) >= self.minimum
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Chosen nodes that hold all that engines may not start without."""
+        if self.needed == self.entries:
+            return self.placed.ready
+        caches = self.inputs.caches
+        return tuple(n for n in self.placed.desired if n in caches and holds_all(caches[n], self.needed))
+
+    @property
+    def startable(self) -> bool:
+        """Whether enough nodes hold what engines may not start without."""
+        return bool(self.needed) and len(self.holders) >= self.minimum
 
     def cache(self, node: str) -> CacheFacts | None:
         """The cache of a node."""
