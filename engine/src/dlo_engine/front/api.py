@@ -75,6 +75,8 @@ def make_app(engine: Engine, metrics: Metrics, settings: FrontSettings) -> FastA
 
     @app.api_route("/metrics", methods=both)
     async def render_metrics() -> Response:
+        if engine.ready.is_set():
+            metrics.show(engine.status())
         queued, running = engine.dispatcher.queued, engine.dispatcher.running
         text = metrics.render(queued=queued, running=running, ready=engine.state == "ready")
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -108,7 +110,7 @@ async def _generate(request: Request, engine: Engine, metrics: Metrics, settings
             defaults=engine.defaults,
             random_seed=lambda: secrets.randbelow(MAX_SEED + 1),
         )
-        job = engine.submit(admitted.request)
+        job = engine.submit(admitted.request, on_start=metrics.started)
         result = await _result_unless_gone(request, engine, job)
     except ClientDisconnect:
         metrics.count("cancelled")

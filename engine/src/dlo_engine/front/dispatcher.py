@@ -7,6 +7,7 @@ Runs on the event loop only; knows ranks as numbers and messages, never as proce
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,13 @@ from dlo_engine.config import EngineConfig
 from dlo_engine.errors import Cancelled, EngineError, RankDied
 from dlo_engine.front.waves import fill_wave, pick_wave
 from dlo_engine.protocol import Cancel, Done, Failed, FrontMessage, Generate, GenerateRequest, GenerateResult
+
+OnStart = Callable[[float], None]
+"""Told the seconds that a request waited when it begins to run."""
+
+
+def ignore_start(_: float) -> None:
+    """Nobody wants to know how long the request waited."""
 
 
 class QueueFull(EngineError):
@@ -30,6 +38,8 @@ class Job:
     request: GenerateRequest
     result: asyncio.Future[GenerateResult]
     cancelled: bool = False
+    on_start: OnStart = ignore_start
+    submitted: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)
@@ -95,11 +105,11 @@ class Dispatcher:
         """Return when nothing waits and nothing runs."""
         await self._idle.wait()
 
-    def submit(self, request: GenerateRequest) -> Job:
+    def submit(self, request: GenerateRequest, *, on_start: OnStart = ignore_start) -> Job:
         """Queue a request and start it if a group is idle. Raises QueueFull."""
         if len(self._queue) >= self._max_queued:
             raise QueueFull(f"{len(self._queue)} requests are waiting already", hint="try again later")
-        job = Job(request, asyncio.get_running_loop().create_future())
+        job = Job(request, asyncio.get_running_loop().create_future(), on_start=on_start)
         self._queue.append(job)
         self._pump()
         return job
@@ -185,6 +195,7 @@ class Dispatcher:
             jobs = [self._queue[index] for index in picked]
             for job in jobs:
                 self._queue.remove(job)
+                job.on_start(time.monotonic() - job.submitted)
             requests = fill_wave([job.request for job in jobs], len(group.replicas))
             owners: list[Job | None] = [*jobs, *[None] * (len(requests) - len(jobs))]
             group.wave = [

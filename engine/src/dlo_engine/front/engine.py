@@ -20,7 +20,7 @@ import structlog
 from dlo_engine.config import EngineConfig, is_fallback
 from dlo_engine.errors import EngineError, FallbackRefused, InvalidConfiguration, RankDied
 from dlo_engine.front.admission import Defaults, defaults_for, size_problem
-from dlo_engine.front.dispatcher import Dispatcher, Job
+from dlo_engine.front.dispatcher import Dispatcher, Job, OnStart, ignore_start
 from dlo_engine.front.process import RankProcess, describe_exit
 from dlo_engine.front.settings import FrontSettings
 from dlo_engine.front.status import engine_status
@@ -102,11 +102,11 @@ class Engine:
             self._ranks[rank] = RankProcess(launch, on_message=self._on_message, on_exit=self._on_exit)
         _log.info("Ranks were spawned", pids=self.pids())
 
-    def submit(self, request: GenerateRequest) -> Job:
+    def submit(self, request: GenerateRequest, *, on_start: OnStart = ignore_start) -> Job:
         """Queue an admitted request. Raises QueueFull, or the fault."""
         if self.fault.done():
             raise self.fault.result().error
-        return self.dispatcher.submit(request)
+        return self.dispatcher.submit(request, on_start=on_start)
 
     def status(self) -> dict[str, Any]:
         """The document of `/v1/engine/status`; only once the engine has been ready."""

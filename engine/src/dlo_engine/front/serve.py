@@ -132,9 +132,8 @@ class _Service:
         self._stop, self._force = asyncio.Event(), asyncio.Event()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        metrics = Metrics()
         self._engine = engine = Engine(self._config, self._settings, self._events.emit)
-        app = make_app(engine, metrics, self._settings)
+        app = make_app(engine, Metrics(), self._settings)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -151,7 +150,7 @@ class _Service:
         http = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         self._announce_listening()
         forced = asyncio.create_task(self._force.wait())
-        life = asyncio.create_task(self._live(metrics))
+        life = asyncio.create_task(self._live())
         try:
             await first_done(life, forced, http)
             if life.done():
@@ -167,7 +166,7 @@ class _Service:
             forced.cancel()
             await asyncio.wait({http})
 
-    async def _live(self, metrics: Metrics) -> int:
+    async def _live(self) -> int:
         """Start, serve, and end in order; returns the exit status."""
         engine = self._engine
         engine.start()
@@ -176,7 +175,6 @@ class _Service:
         await first_done(stop, ready, engine.fault)
         if ready.done() and not engine.fault.done():
             status = engine.status()
-            metrics.backing(status)
             _log.info("Engine became ready", url=self._url, backing=status["backing"])
             self._events.emit({"event": "ready", "url": self._url, "port": self._port, "status": status})
         await first_done(stop, engine.fault)
