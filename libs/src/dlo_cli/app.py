@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from dlo_api.crdgen import check_folder, render_all
 
-from dlo_cli import cache, plan, run
+from dlo_cli import access, cache, explain, here, plan, run
 from dlo_cli.build import BuildOptions, build
 from dlo_cli.checks import check_numbers, check_prompts, check_size, named_path
 from dlo_cli.console import Console
-from dlo_cli.errors import CliError
+from dlo_cli.errors import CliError, UsageError
 from dlo_cli.interrupts import stopping
 from dlo_cli.model import parse_source_roots
 
@@ -117,16 +117,81 @@ def run_command(
 @app.command("plan")
 def plan_command(
     file: ManifestFile,
+    node: Annotated[
+        Path | None,
+        typer.Option(
+            "--node",
+            metavar="FILE",
+            parser=named_path,
+            help="Nodes to hold it against (kubectl get node -o yaml), NodeWeightCaches beside them.",
+        ),
+    ] = None,
     output: Format = plan.Format.TABLE,
     source_root: SourceRoots = None,
     layout: LayoutFile = None,
 ) -> None:
     """Say what a manifest needs.
 
-    Ranks, entries, disk, host and device memory. Reads only headers and builds nothing.
+    Ranks, entries, disk, host and device memory, on this machine or on the nodes of a file. Reads only headers and
+    builds nothing.
     """
     with Console() as console:
-        plan.plan(file, parse_source_roots(source_root or ()), layout, output, console)
+        plan.plan(file, parse_source_roots(source_root or ()), layout, output, console, node)
+
+
+@app.command("explain")
+def explain_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A DiffusionDeployment of the cluster.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("-n", "--namespace", metavar="NS", help="Its namespace.")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubeconfig",
+            metavar="FILE",
+            parser=named_path,
+            help="How to reach the cluster. Default: as kubectl does.",
+        ),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="NAME", help="A context of the kubeconfig.")
+    ] = None,
+    operator_namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--operator-namespace", metavar="NS", help="Where the operator runs. Default: it is found."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "-f", "--file", metavar="FILE", parser=named_path, help="A manifest: can this machine run it?"
+        ),
+    ] = None,
+    output: Annotated[explain.Form, typer.Option("-o", "--output", help="How to print.")] = explain.Form.TEXT,
+    cache_root: CacheRoot = None,
+    source_root: SourceRoots = None,
+    layout: LayoutFile = None,
+) -> None:
+    """Say why it is not ready, or what backs it.
+
+    With NAME: a DiffusionDeployment of a cluster, causes first. With -f: a manifest on this machine.
+    """
+    if (name is None) == (file is None):
+        raise UsageError("give the NAME of a DiffusionDeployment, or a manifest with -f, and not both")
+    with Console() as console:
+        if file is not None:
+            options = here.HereOptions(file=file, cache_root=cache_root, layout=layout, output=output)
+            here.explain_here(options, parse_source_roots(source_root or ()), console)
+        elif name is not None:
+            explain.explain_deployment(
+                explain.ExplainOptions(name, operator_namespace, output),
+                access.Where(kubeconfig, context, namespace),
+                console,
+            )
 
 
 @app.command("build")

@@ -7,7 +7,7 @@ import contextlib
 import io
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +26,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from dlo_cli.errors import OutputLost, printable
 
@@ -33,6 +34,8 @@ QUIET_SECONDS = 5.0
 SHORT = 12
 """Digits of a key that people are shown."""
 WIDE = 200
+PAPER = 80
+NARROW = 40
 VERBS = {
     "hash": "Hashing",
     "read": "Reading",
@@ -102,6 +105,18 @@ class Console:
         rich = RichConsole(file=text, highlight=False, markup=False, force_terminal=terminal)
         rich.width = max(rich.width, WIDE)
         rich.print(table)
+        self.result("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").splitlines()))
+
+    def width(self, most: int = 100) -> int:
+        """Columns for text on standard output: the terminal's, within limits; 80 where it is none."""
+        return max(NARROW, min(most, RichConsole().width)) if sys.stdout.isatty() else PAPER
+
+    def styled(self, lines: Iterable[Text]) -> None:
+        """Lines of result, on standard output, with their colours where that is a terminal; never wrapped here."""
+        text = io.StringIO()
+        rich = RichConsole(file=text, highlight=False, markup=False, force_terminal=sys.stdout.isatty())
+        for line in lines:
+            rich.print(line, soft_wrap=True)
         self.result("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").splitlines()))
 
     def step(self, topic: str, text: str) -> None:
