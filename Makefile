@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROLES := operator agent engine cli dev
+ROLES := operator agent engine cli cluster build dev
 # A machine's own uv is used when it has one; otherwise the package index gives us a private copy.
 UV := $(shell command -v uv || echo .uv/bin/uv)
 LOCK := $(UV) pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
@@ -43,6 +43,7 @@ check: $(VENV)/installed ## lint, types, import walls, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m dlo_api.crdgen --check crds
+	$(BIN)/python -m dlo_api.crdgen --check charts/dlo-operator/files/crds
 
 api: $(VENV)/installed ## the tests against a real API server; without Go or its binaries they fail here
 	$(BIN)/python tests/clusterbin.py
@@ -57,8 +58,10 @@ fmt: $(VENV)/installed ## format and fix what can be fixed by itself
 
 generate: $(VENV)/installed ## write the generated files again: CRDs, reference pages
 	$(BIN)/python -m dlo_api.crdgen crds
+	$(BIN)/python -m dlo_api.crdgen charts/dlo-operator/files/crds
 	$(BIN)/python -m dlo_api.crdgen --reference > docs/reference/api.md
 	$(BIN)/python docs/reference/make_errors.py > docs/reference/errors.md
+	$(BIN)/python charts/make_dashboards.py
 
 lock: $(UV) ## resolve the newest versions and lock them with hashes
 	$(LOCK) --upgrade --extra dev -o requirements/dev.txt

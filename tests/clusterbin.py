@@ -1,6 +1,6 @@
 """The programs of a cluster, built from Go modules into a cache folder: what there is, and how it is made.
 
-    python tests/clusterbin.py NAME ...         those named (default: what tests against an API server need)
+    python tests/clusterbin.py NAME ...         those named (default: what `make test` needs)
     python tests/clusterbin.py --all            everything that a whole cluster needs
     python tests/clusterbin.py --if-possible    say so and succeed where there is no Go
 
@@ -27,7 +27,11 @@ ETCD = "v3.6.5"
 COREDNS = "v1.12.1"
 
 #: What tests against an API server need.
-API = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+API = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
+#: What tests of rules and dashboards need.
+MONITORING = ("prometheus", "promtool")
+#: What `make test` needs.
+TESTED = (*API, *MONITORING)
 _KUBERNETES = (
     "kube-apiserver",
     "kube-controller-manager",
@@ -54,8 +58,14 @@ _COMMANDS = {
     "helm": "helm.sh/helm/v4/cmd/helm@v4.3.1",
     "kwok": "sigs.k8s.io/kwok/cmd/kwok@v0.8.0",
     "crictl": "sigs.k8s.io/cri-tools/cmd/crictl@v1.34.0",
+    # Prometheus 3.16, without its web pages.
+    "prometheus": "github.com/prometheus/prometheus/cmd/prometheus@v0.316.0",
+    "promtool": "github.com/prometheus/prometheus/cmd/promtool@v0.316.0",
 }
-ALL = (*_KUBERNETES, "etcd", "coredns", *_COMMANDS)
+#: Prometheus without the clients of every cloud: targets are written in its configuration.
+_TAGS = dict.fromkeys(MONITORING, "remove_all_sd")
+#: Everything that a whole cluster needs.
+ALL = (*_KUBERNETES, "etcd", "coredns", *(name for name in _COMMANDS if name not in MONITORING))
 
 
 @dataclass(frozen=True)
@@ -107,7 +117,8 @@ def build(names: Collection[str]) -> None:
         if name in _COMMANDS:
             print(f"building {name}", flush=True)  # noqa: T201 - a build of minutes says where it is
             place = {"GOBIN": str(binary(name).parent), "CGO_ENABLED": "0"}
-            _go(["install", _COMMANDS[name]], cache_folder(), place)
+            tags = ["-tags", _TAGS[name]] if name in _TAGS else []
+            _go(["install", *tags, _COMMANDS[name]], cache_folder(), place)
 
 
 def _build(module: Module, names: Collection[str]) -> None:
@@ -194,14 +205,14 @@ def _coredns() -> Module:
 def main() -> int:
     """The command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="clusterbin", description="Build the programs of a cluster.")
-    parser.add_argument("names", metavar="NAME", nargs="*", help=f"one of {', '.join(ALL)}")
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"one of {', '.join((*ALL, *MONITORING))}")
     parser.add_argument("--all", action="store_true", help="build all of them")
     parser.add_argument("--if-possible", action="store_true", help="succeed where there is no Go")
     options = parser.parse_args()
-    unknown = sorted(set(options.names) - set(ALL))
+    unknown = sorted(set(options.names) - {*ALL, *MONITORING})
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
-    names = ALL if options.all else tuple(options.names) or API
+    names = ALL if options.all else tuple(options.names) or TESTED
     wanted = missing(names)
     if wanted and options.if_possible and shutil.which("go") is None:
         sys.stderr.write(f"not built, as there is no Go here: {', '.join(wanted)}\n")

@@ -14,6 +14,7 @@ REPO = Path(__file__).parents[3]
 def test_crds_are_those_of_the_models() -> None:
     """`make generate` after every change of a kind."""
     assert check_folder(REPO / "crds") == []
+    assert check_folder(REPO / "charts/dlo-operator/files/crds") == []
 
 
 def test_api_reference_is_that_of_the_models() -> None:

@@ -64,7 +64,7 @@ def test_metrics_name_the_backing_and_count_outcomes() -> None:
     metrics = Metrics()
     status = engine_status(EngineConfig(Path("h"), "m"), {0: share("PrivateLoad")}, ())
     status["backing"]["fallbackCode"] = "entry_rejected"
-    metrics.backing(status)
+    metrics.show(status)
     timings = {"steps": 4, "computeMs": 100.0, "copyMs": 80.0, "waitMs": 20.0, "copiedBytes": 64}
     metrics.finished(1.5, timings)
     metrics.count("refused")

@@ -1,0 +1,100 @@
+"""One cluster and one release for the whole folder; a namespace of its own for each test.
+
+`DLO_CLUSTER=1` makes a kind cluster and deletes it afterwards (`DLO_KEEP_CLUSTER=1` keeps it for the next run).
+`DLO_KUBECONFIG=FILE` uses that cluster as it is, with images from the registry `DLO_IMAGE_REGISTRY`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import clusters, images
+from cluster.__main__ import ready
+from cluster.clusters import Cluster
+from cluster.machine import find, say
+from cluster.nodeshell import NodeShell, tools_image
+from cluster.product import Deployed, Release, example
+
+_NUMBERS = itertools.count(1)
+#: A folder of models on every node, for named source roots.
+MODELS = "/srv/dlo-test-models"
+_MAKE_MODELS = f"""
+import shutil
+from pathlib import Path
+root = Path("/host{MODELS}")
+root.mkdir(parents=True, exist_ok=True)
+root.chmod(0o755)
+# The folder itself stays: running agents have it mounted.
+for folder in root.iterdir():
+    shutil.rmtree(folder)
+"""
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The cluster."""
+    if given := os.environ.get("DLO_KUBECONFIG"):
+        yield Cluster(Path(given))
+        return
+    machine = find()
+    ready(machine)
+    made = clusters.create(machine, tmp_path_factory.mktemp("cluster"))
+    yield made
+    if os.environ.get("DLO_KEEP_CLUSTER") != "1":
+        say(f"deleting the kind cluster {made.name}")
+        clusters.delete(made)
+
+
+@pytest.fixture(scope="session")
+def registry() -> str:
+    """Where the cluster's nodes have the product's images from."""
+    return os.environ.get("DLO_IMAGE_REGISTRY", images.REGISTRY)
+
+
+@pytest.fixture(scope="session")
+def shells(cluster: Cluster, registry: str) -> dict[str, NodeShell]:
+    """Hands on every node, by its name."""
+    return {node: NodeShell(cluster, node, tools_image(registry)) for node in cluster.nodes()}
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, registry: str, shells: dict[str, NodeShell]) -> Release:
+    """The chart, installed as a newcomer does, with one more source root: `models`, a folder of each node."""
+    for shell in shells.values():
+        shell.python(_MAKE_MODELS)
+    made = Release(cluster, registry)
+    made.install(sourceRoots=[{"name": "models", "hostPath": MODELS}])
+    return made
+
+
+@pytest.fixture(scope="session")
+def worker(cluster: Cluster) -> str:
+    """The node that engines run on."""
+    return cluster.nodes()[-1]
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A new namespace, deleted after the test."""
+    name = f"test-{next(_NUMBERS)}"
+    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture
+def deploy(cluster: Cluster, release: Release, namespace: str) -> Callable[..., Deployed]:
+    """Applies the example with another spec, in the test's namespace."""
+    assert release.name
+
+    def apply(name: str = "digits", **spec: Any) -> Deployed:
+        cluster.apply(example(namespace, name, **spec))
+        return Deployed(cluster, name, namespace)
+
+    return apply
