@@ -11,7 +11,7 @@ ROLES := operator agent engine cli cluster build dev
 UV := $(shell command -v uv || echo .uv/bin/uv)
 LOCK := $(UV) pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
 
-.PHONY: help demo test check api fmt gpu generate lock bench clean
+.PHONY: help demo test check api gpu kind kind-down images fmt generate lock bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,7 +32,7 @@ $(VENV)/installed: $(UV) pyproject.toml requirements/dev.txt
 demo: $(VENV)/installed ## draw two digits with the sample model, streamed from the host weight cache
 	$(BIN)/dlo run -f examples/digits.yaml --prompt "a handwritten seven" --prompt "a handwritten three" --out out/
 
-test: check ## every check and test that this machine can run
+test: check ## every check and test that this machine can run; DLO_CLUSTER=1 adds those on a kind cluster
 	@# The API server's binaries come from Go modules, once: about 15 minutes where nothing is cached.
 	$(BIN)/python tests/clusterbin.py --if-possible
 	OMP_NUM_THREADS=1 $(BIN)/pytest
@@ -51,6 +51,15 @@ api: $(VENV)/installed ## the tests against a real API server; without Go or its
 
 gpu: $(VENV)/installed ## the tests that need a CUDA device; without one they fail here
 	DLO_REQUIRE_GPU=1 $(BIN)/pytest tests/gpu
+
+kind: $(VENV)/installed ## a kind cluster on this machine with the product installed; make kind-down removes it
+	PYTHONPATH=tests $(BIN)/python -m cluster up
+
+kind-down: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m cluster down
+
+images: $(VENV)/installed ## build the three images with docker or buildah
+	PYTHONPATH=tests $(BIN)/python -m cluster images
 
 fmt: $(VENV)/installed ## format and fix what can be fixed by itself
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from cluster import clusters, images
-from cluster.machine import ROOT, Machine, Unfit, find, intent, kind, prepare, say
+from cluster.machine import Machine, Unfit, find, intent, kind, prepare, say
+from cluster.product import Release
 from clusterbin import binary, cache_folder
 
 NAME = "dlo"
@@ -46,7 +47,7 @@ def _up(machine: Machine) -> None:
     folder = cache_folder()
     cluster = clusters.create(machine, folder, name=NAME)
     say("installing the chart")
-    install(cluster)
+    Release(cluster, images.REGISTRY).install()
     kubectl = f"{binary('kubectl')} --kubeconfig {cluster.kubeconfig}"
     say(f"The cluster {NAME} is there with DLO Operator in dlo-system. Next:\n")
     say(f"  export KUBECONFIG={cluster.kubeconfig} PATH={binary('kubectl').parent}:$PATH")
@@ -56,23 +57,12 @@ def _up(machine: Machine) -> None:
     say(f"make kind-down removes it ({kubectl} is the same without export).")
 
 
-def install(
-    cluster: clusters.Cluster, *more: str, release: str = "dlo", namespace: str = "dlo-system"
-) -> str:
-    """Installs or upgrades the chart with the images that are loaded; what Helm prints."""
-    return cluster.helm(
-        *("upgrade", "--install", release, str(ROOT / "charts" / "dlo-operator")),
-        *("--namespace", namespace, "--create-namespace", "--set", f"image.registry={images.REGISTRY}"),
-        *("--wait", "--timeout", "180s", *more),
-    )
-
-
 def _down(machine: Machine) -> None:
     kind(machine, "delete", "cluster", "--name", NAME)
     Path(cache_folder() / f"{NAME}.kubeconfig").unlink(missing_ok=True)
 
 
-_COMMANDS = {"up": _up, "down": _down, "prepare": ready}
+_COMMANDS = {"up": _up, "down": _down, "images": ready}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

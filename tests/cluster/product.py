@@ -18,6 +18,7 @@ import openai
 import yaml
 from cluster.clusters import Cluster, until
 from cluster.machine import ROOT
+from cluster.nodeshell import NodeShell
 from clusterbin import binary
 
 CHART = ROOT / "charts" / "dlo-operator"
@@ -40,10 +41,10 @@ class Release:
     namespace: str = "dlo-system"
     values: dict[str, Any] = field(default_factory=dict)
 
-    def install(self, **more: Any) -> str:
+    def install(self, *flags: str, **more: Any) -> str:
         """Installs, or upgrades with more values; waits for the pods; what Helm prints."""
         self.values |= more
-        done = self._helm("upgrade", "--install", *self._chart())
+        done = self._helm("upgrade", "--install", *self._chart(), *flags)
         self.cluster.kubectl("-n", self.namespace, "rollout", "status", "daemonset", "--timeout=180s")
         return done
 
@@ -143,6 +144,15 @@ def example(namespace: str, name: str = "digits", **spec: Any) -> dict[str, Any]
     found["metadata"] = {"name": name, "namespace": namespace}
     found["spec"] = copy.deepcopy(found["spec"]) | spec
     return found
+
+
+def entries_on(shell: NodeShell) -> set[str]:
+    """The entries on a node's disk, each with the inode and time of its manifest: one built again differs."""
+    program = (
+        f"import pathlib\nfor p in pathlib.Path('/host{CACHE}/v1/entries').glob('*/manifest.json'):\n"
+        "    print(p.parent.name, p.stat().st_ino, p.stat().st_mtime_ns)"
+    )
+    return set(shell.python(program).splitlines())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 from cluster.clusters import Cluster, until
 from cluster.conftest import MODELS
 from cluster.nodeshell import NodeShell
-from cluster.product import CACHE, Deployed, Release, digit_in, example
+from cluster.product import Deployed, Release, digit_in, entries_on, example
 
 #: Every mapping of a layout entry by the engines' ranks: process, device, inode, resident and shared bytes.
 _MAPPINGS = """
@@ -120,7 +120,7 @@ def test_a_new_model_rolls_without_a_failed_request_and_back_without_a_build(
         shell.python(_TWO_VERSIONS)
     digits.patch(_model("v1"))
     digits.wait()
-    before = _entries(shells[worker])
+    before = entries_on(shells[worker])
     address = "http://digits.journey.svc:8000/v1/images/generations"
     with _Asking(shells[worker], address) as asked:
         digits.patch(_model("v2"))
@@ -128,13 +128,13 @@ def test_a_new_model_rolls_without_a_failed_request_and_back_without_a_build(
         digits.wait()
     assert asked.failures == []
     assert asked.answers >= 20
-    both = _entries(shells[worker])
+    both = entries_on(shells[worker])
     assert before < both
     digits.patch(_model("v1"))
     until("rolled back", lambda: _serves(digits, "v1"), 240, digits.story)
     digits.wait()
     # The same files, by inode and time of publication: nothing was built.
-    assert _entries(shells[worker]) == both
+    assert entries_on(shells[worker]) == both
 
 
 def test_deleted_it_leaves_no_child_and_its_entries_go_after_the_retention_time(
@@ -182,16 +182,7 @@ def _ready(digits: Deployed) -> str:
 
 
 def _keys(shell: NodeShell) -> set[str]:
-    return {line.split()[0] for line in _entries(shell)}
-
-
-def _entries(shell: NodeShell) -> set[str]:
-    """The entries on a node's disk, each with the inode and time of its manifest."""
-    program = (
-        f"import pathlib\nfor p in pathlib.Path('/host{CACHE}/v1/entries').glob('*/manifest.json'):\n"
-        "    print(p.parent.name, p.stat().st_ino, p.stat().st_mtime_ns)"
-    )
-    return set(shell.python(program).splitlines())
+    return {line.split()[0] for line in entries_on(shell)}
 
 
 class _Asking:

@@ -215,7 +215,12 @@ def _verifies(world: World) -> Iterator[Verify]:
     for entry, stored in _bound(world, State.UNVERIFIED):
         if stored.key not in seen and world.due(world.failure_of_entry(entry)):
             seen.add(stored.key)
-            yield Verify("nobody has checked its bytes yet", stored.key, _ids(world, stored.key))
+            why = (
+                "nobody has checked its bytes yet"
+                if entry.verified_after is None
+                else "an engine doubts its bytes"
+            )
+            yield Verify(why, stored.key, _ids(world, stored.key))
     aged = [
         (world.ledger.verified[stored.key], stored.key)
         for entry, stored in _bound(world, State.READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -188,7 +189,19 @@ def state_of(world: World, entry: NodeEntry) -> tuple[State, Stored | None]:
         return State.NEWER, stored
     if stored.problem:
         return State.BROKEN, stored
-    return (State.READY if stored.key in world.ledger.verified else State.UNVERIFIED), stored
+    verified = world.ledger.verified.get(stored.key)
+    return (State.READY if verified is not None and verified >= _doubted(entry) else State.UNVERIFIED), stored
+
+
+def _doubted(entry: NodeEntry) -> float:
+    """When an engine last found the entry's bytes wrong, as a time stamp; 0 if none did."""
+    if entry.verified_after is None:
+        return 0.0
+    try:
+        # Whole seconds: a check within the same one may have come before.
+        return datetime.fromisoformat(entry.verified_after).timestamp() + 1
+    except ValueError:
+        return 0.0
 
 
 def fingerprint(source: NodeSource) -> str:

@@ -196,6 +196,7 @@ def _ended(container: Mapping[str, Any], ended: Mapping[str, Any], waiting: Mapp
         message=f"{container.get('name')}: {message}",
         restarts=container.get("restartCount", 0),
         code=head if head != line and head.isalnum() else "",
+        ended=ended.get("finishedAt") or "",
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,33 @@ def test_a_flipped_bit_is_found_by_the_scrub(tmp_path: Path) -> None:
     assert block_of(node, key).stat().st_ino != inode
     aside = [path.name for path in (node.settings.root / "v1/quarantine").iterdir()]
     assert sum(name.startswith(key) for name in aside) == 2
+    node.close()
+
+
+def test_bytes_that_an_engine_doubts_are_checked_at_once_and_once(tmp_path: Path) -> None:
+    """Damage that no scrub would find for days is mended as soon as an engine has met it."""
+    node = OneNode(init_root(tmp_path / "cache").path)
+    node.ask(two_ranks())
+    before = node.settle()
+    damaged = before["entries"][0]["inputKey"]
+    flip(block_of(node, damaged), -100)
+    node.advance(60)
+    assert node.settle()["entries"] == before["entries"]
+    doubted = datetime.fromtimestamp(node.now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    node.ask([{**each, "verifiedAfter": doubted} for each in two_ranks()])
+    node.advance(2)
+    after = node.settle()
+    assert {each["phase"] for each in after["entries"]} == {"Ready"}
+    assert [each["manifestSha256"] for each in after["entries"]] == [
+        each["manifestSha256"] for each in before["entries"]
+    ]
+    aside = (node.settings.root / "v1/quarantine").iterdir()
+    assert {path.name.split(".")[0] for path in aside} == {damaged}
+    assert all(each["lastVerified"] > doubted for each in after["entries"])
+    node.ask(two_ranks())
+    node.advance(60)
+    # The doubt is taken back once the engine runs; what was checked stays checked.
+    assert node.settle()["entries"] == after["entries"]
     node.close()
 
 

@@ -13,6 +13,9 @@ from dlo_kube.kinds import DEPLOYMENT, PERSISTENT_VOLUME, PERSISTENT_VOLUME_CLAI
 from fakes.kube import FakeCluster
 from unit.operator.simulated import Agent
 
+#: When engines end that do.
+CRASHED = "2026-03-01T10:00:00Z"
+
 
 @dataclass
 class Kubelets:
@@ -205,7 +208,9 @@ def _crashed(message: str, exit_status: int) -> Object:
                 "ready": False,
                 "restartCount": 3,
                 "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
-                "lastState": {"terminated": {"exitCode": exit_status, "message": message}},
+                "lastState": {
+                    "terminated": {"exitCode": exit_status, "message": message, "finishedAt": CRASHED}
+                },
             }
         ],
     }

@@ -84,6 +84,10 @@ class NodeEntry(ApiModel):
     retention_seconds: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         default=86_400, description="How long it stays after its last reference is gone."
     )
+    verified_after: Time | None = Field(
+        default=None,
+        description="Its bytes count only if they were checked after this moment, when an engine found them wrong.",
+    )
 
 
 class NodeWeightCacheSpec(ApiModel):

@@ -125,12 +125,14 @@ class Trouble:
         message: container, exit status and the last line it left, for people.
         restarts: how often the container was started again.
         code: the word in front of that line; empty when there is none.
+        ended: when the container ended, as the API has it; empty when it did not.
     """
 
     reason: str
     message: str
     restarts: int = 0
     code: str = ""
+    ended: str = ""
 
 
 @dataclass(frozen=True)

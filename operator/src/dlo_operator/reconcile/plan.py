@@ -24,7 +24,7 @@ from dlo_operator.reconcile.entries import (
     wanted_entries,
     without_layouts,
 )
-from dlo_operator.reconcile.inputs import DeploymentInputs, Object
+from dlo_operator.reconcile.inputs import DeploymentInputs, Object, PodFacts
 from dlo_operator.reconcile.memory import needs_of
 from dlo_operator.reconcile.placement import Placed, choose
 from dlo_operator.reconcile.record import Claim, ModelSizes, Record, merge_claims
@@ -38,6 +38,8 @@ from dlo_operator.reconcile.warming import given_up, warm_deadline
 
 #: Refusals of the pod template: the entries are good, and stay for the corrected one.
 _BUILT: Final = frozenset({"PodTemplateInvalid", "PodSecurityDenied", "EngineTooOld"})
+#: Codes with which an engine ends that found an entry's bytes wrong.
+_WRONG_BYTES: Final = frozenset({"Corrupt", "BadEntry"})
 #: How soon a Secret is looked at again: one that is missing or may not be read, and one that may be rotated.
 _SECRET_SECONDS: Final[Mapping[str, float]] = {"Missing": 30.0, "Denied": 30.0, "Copied": 300.0}
 _NAMESPACE_SECONDS: Final = 60.0
@@ -302,10 +304,21 @@ def _of_source(view: View, resolution: Resolution) -> list[tuple[str, Claim]]:
 def _of_pods(view: View, fresh: Claim | None) -> list[tuple[str, Claim]]:
     """Claims of pods on their nodes, eligible or not; those of the wanted revision as the spec has it now."""
     return [
-        (pod.node, fresh if fresh is not None and pod.revision == view.revision else pod.record.claim)
+        (
+            pod.node,
+            _doubted(pod, fresh if fresh is not None and pod.revision == view.revision else pod.record.claim),
+        )
         for pod in view.inputs.pods
         if pod.record is not None and pod.node and not pod.finished
     ]
+
+
+def _doubted(pod: PodFacts, claim: Claim) -> Claim:
+    """The claim; when the pod's engine ended because of wrong bytes, they count only once checked after that."""
+    if pod.trouble is None or pod.trouble.code not in _WRONG_BYTES or not pod.trouble.ended:
+        return claim
+    since = {"verified_after": pod.trouble.ended}
+    return replace(claim, entries=tuple(entry.model_copy(update=since) for entry in claim.entries))
 
 
 def _of_old_template(view: View) -> list[tuple[str, Claim]]:

@@ -150,7 +150,7 @@ def read_record(annotations: Mapping[str, str]) -> Record | None:
 
 
 def merge_claims(claims: Iterable[Claim]) -> Claim:
-    """One claim for all: by id, the longest retention, a pin before none; in order of ids."""
+    """One claim for all: by id, the longest retention, the latest doubt, a pin before none; in order of ids."""
     sources: dict[str, NodeSource] = {}
     entries: dict[str, NodeEntry] = {}
     for claim in claims:
@@ -159,9 +159,11 @@ def merge_claims(claims: Iterable[Claim]) -> Claim:
             if known_source is None or (source.pin.digest and not known_source.pin.digest):
                 sources[source.id] = source
         for entry in claim.entries:
-            known = entries.get(entry.id)
-            if known is None or entry.retention_seconds > known.retention_seconds:
-                entries[entry.id] = entry
+            known = entries.get(entry.id, entry)
+            longest = known if known.retention_seconds >= entry.retention_seconds else entry
+            # Moments of the API are UTC with whole seconds, so that their texts are in order of time.
+            doubt = max(known.verified_after or "", entry.verified_after or "") or None
+            entries[entry.id] = longest.model_copy(update={"verified_after": doubt})
     return Claim(
         tuple(sources[name] for name in sorted(sources)), tuple(entries[name] for name in sorted(entries))
     )
