@@ -4,12 +4,14 @@ Real: etcd, kube-apiserver, controller manager, scheduler, our operator as its o
 line. Simulated: nodes, kubelets and pods (KWOK), agents (`scale_agents.py`). Every deployment has a model of its own
 whose entries lie on ten nodes. Measured: time to settle from nothing, writes by the audit log, the time from one
 change to the children that show it, writes at rest, memory and processor time of the operator, and a restart.
+Stopped early (ctrl-C, SIGTERM, `--most`), it writes the page with what it has.
 """
 
 import argparse
 import contextlib
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -94,9 +96,29 @@ def change(gateway: Any, views: dict[str, View], name: str, number: int) -> floa
     return end - began
 
 
-def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Runs everything; the figures by name."""
-    figures: dict[str, Any] = {}
+def settled(given: argparse.Namespace, views: dict[str, View], usage: Usage, began: float) -> float:
+    """Waits until every deployment is ready, and tells how far they are; the seconds since `began`."""
+    told = began
+    while True:
+        found = views["ddep"].now()
+        ready = sum(map(is_ready, found))
+        now = time.monotonic()
+        if ready == given.deployments:
+            return now - began
+        if now - told >= 10:
+            told = now
+            rss, seconds = usage.now()
+            print(
+                f"{now - began:.0f} s: {ready} of {len(found)} ready, {rss:.0f} MB, {seconds:.1f} s",
+                flush=True,
+            )
+        assert now - began < given.limit, f"{ready} of {given.deployments} ready after {given.limit:.0f} s"
+        assert usage.alive(), "the operator has ended; see operator.log (--folder keeps it)"
+        time.sleep(0.5)
+
+
+def measure(given: argparse.Namespace, folder: Path, figures: dict[str, Any]) -> None:
+    """Runs everything; puts in the figures by name as they come."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(control_plane(folder))
         stack.enter_context(engines())
@@ -122,6 +144,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             while len(gateway.heads(NODE_WEIGHT_CACHE).items) < given.nodes:
                 assert time.monotonic() < known, "the operator has not made a NodeWeightCache for every node"
                 time.sleep(1)
+            figures["nodes known"] = given.nodes
             say("nodes", quiet(audit, 10, 600), usage)
             # Until the operator has heard of every heartbeat: it looks four times a minute.
             time.sleep(20)
@@ -129,20 +152,15 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             each = min(NODES_EACH, given.nodes)
             spread(range(given.deployments), lambda number: gateway.create(deployment(number, each)))
             figures["created in, s"] = time.monotonic() - began
-            views["ddep"].until(
-                lambda found: len(found) == given.deployments and all(map(is_ready, found.values())),
-                given.limit,
-            )
-            figures["all Ready after, s"] = time.monotonic() - began
+            figures["all Ready after, s"] = settled(given, views, usage, began)
             writes = quiet(audit, 20, 300)
             mine = {what: count for (who, what), count in sorted(writes.items()) if who == "operator"}
             figures["writes of the operator from nothing to Ready"] = mine
-            figures["writes for each deployment, by all that it took"] = (
-                sum(mine.values()) / given.deployments
-            )
+            figures["writes for each deployment"] = each_write(mine, given)
             figures["memory after settling, MB"], figures["processor time to settle, s"] = usage.now()
             say("settled", writes, usage)
             figures["change to children, s"] = changes(given, gateway, views)
+            say("changed", audit.writes(), usage)
             quiet(audit, 20, 300)
             before = usage.now()[1]
             time.sleep(given.rest)
@@ -157,7 +175,25 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             process.kill()
             process.wait()
         figures |= restart(given, server, audit, folder)
-    return figures
+
+
+def each_write(mine: dict[str, int], given: argparse.Namespace) -> dict[str, float]:
+    """Writes by what they are about: the deployment itself and its children, or what a node shall hold for it.
+
+    Of a node's objects, so many as there are nodes that hold the deployment are work that has to be written, each
+    a first time with its source, with its entries, and with its label; a burst shares them between deployments.
+    """
+    parts = {
+        "children": ("patch deployments", "patch services", "patch poddisruptionbudgets"),
+        "status": ("patch diffusiondeployments/status",),
+        "events": ("create events",),
+        "node caches": ("patch nodeweightcaches",),
+        "node labels": ("patch nodes",),
+    }
+    found = {
+        part: sum(mine.get(what, 0) for what in whats) / given.deployments for part, whats in parts.items()
+    }
+    return {"all": sum(mine.values()) / given.deployments, **found}
 
 
 def changes(given: argparse.Namespace, gateway: Any, views: dict[str, View]) -> dict[str, float]:
@@ -166,6 +202,8 @@ def changes(given: argparse.Namespace, gateway: Any, views: dict[str, View]) -> 
     names = sorted(views["ddep"].objects)
     for number in range(given.changes):
         taken.append(change(gateway, views, chance.choice(names), number))
+        if number % 50 == 49:
+            print(f"{number + 1} changes, the longest {max(taken):.2f} s", flush=True)
         time.sleep(given.pause)
     return {
         "p50": percentile(taken, 0.5),
@@ -183,6 +221,7 @@ def restart(given: argparse.Namespace, server: Any, audit: Audit, folder: Path) 
         usage = Usage(process)
         while metric("dlo_reconcile_total") < wanted:
             assert time.monotonic() - began < 300, "the operator has not looked at everything within 300 s"
+            assert usage.alive(), "the operator has ended; see operator.log (--folder keeps it)"
             time.sleep(0.2)
         seconds = time.monotonic() - began
         writes = quiet(audit, 20, 120)
@@ -257,6 +296,7 @@ def main() -> None:
     add("--pause", type=float, default=0.5, help="seconds between them")
     add("--rest", type=float, default=120.0, help="seconds at rest in which writes are counted")
     add("--limit", type=float, default=1800.0, help="longest time to settle, in seconds")
+    add("--most", type=int, default=5400, help="longest time of all, in seconds; what was measured is kept")
     add("--folder", type=Path, help="keep logs and data here")
     add("--commit", default="", help="what ran, where it is not a checkout")
     add("--note", default="", help="a line for the page, e.g. what else ran on the machine")
@@ -265,9 +305,29 @@ def main() -> None:
     command = " ".join(
         ["python benchmarks/scale.py", *(f"--{name} {getattr(given, name):g}" for name in told)]
     )
+    figures: dict[str, Any] = {}
+    for what in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(what, _stop)
+    signal.alarm(given.most)
     with contextlib.ExitStack() as stack:
         folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlo-scale-")))
-        print(write(given, command, measure(given, folder)))
+        try:
+            measure(given, folder, figures)
+        except BaseException as error:
+            figures["stopped before the end"] = f"{type(error).__name__}: {error}".replace("\n", " ")
+            raise
+        finally:
+            signal.alarm(0)
+            if len(figures) > 1 or "stopped before the end" not in figures:
+                print(write(given, command, figures))
+
+
+def _stop(number: int, _frame: Any) -> None:
+    raise Stopped(f"by {signal.Signals(number).name}")
+
+
+class Stopped(Exception):
+    """Told to end, or out of time."""
 
 
 if __name__ == "__main__":

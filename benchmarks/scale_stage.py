@@ -152,6 +152,11 @@ class View:
                 self.objects[obj["metadata"]["name"]] = obj
             self.changed.notify_all()
 
+    def now(self) -> list[Object]:
+        """All objects, as of now."""
+        with self.changed:
+            return list(self.objects.values())
+
     def until(self, done: Callable[[Mapping[str, Object]], Any], seconds: float) -> float:
         """Waits; the time at which `done` held, on the monotonic clock."""
         end = time.monotonic() + seconds
@@ -201,6 +206,10 @@ class Usage:
         while not self._stop.wait(0.5):
             with contextlib.suppress(psutil.Error):
                 self.peak = max(self.peak, self.process.memory_info().rss)
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
 
     def now(self) -> tuple[float, float]:
         """Resident MB, and seconds of processor time so far."""

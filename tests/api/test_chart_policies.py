@@ -28,12 +28,15 @@ from clusterbin import binary
 from dlo_api.names import AGENT_FIELD_MANAGER, OPERATOR_FIELD_MANAGER
 from dlo_kube.client import ClusterGateway
 from dlo_kube.errors import Denied
+from dlo_kube.gateway import Object
 from dlo_kube.kinds import (
     DIFFUSION_DEPLOYMENT,
     LEASE,
     NODE,
     NODE_WEIGHT_CACHE,
     PERSISTENT_VOLUME,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
     SECRET,
 )
 from dlo_operator import nodes
@@ -188,10 +191,19 @@ def test_operator_makes_volumes_of_cache_roots_alone(cluster: Cluster, operator:
     _, evil = pair("team-volumes", "/etc", None)
     with pytest.raises(Denied, match="volumes of cache roots"):
         operator.apply(evil, manager=OPERATOR_FIELD_MANAGER)
-    _, writable = pair("team-volumes-2", ROOT, None)
-    writable["spec"]["accessModes"] = ["ReadWriteMany"]
-    with pytest.raises(Denied, match="volumes of cache roots"):
-        operator.apply(writable, manager=OPERATOR_FIELD_MANAGER)
+    changes: tuple[dict[str, Any], ...] = (
+        {"accessModes": ["ReadWriteMany"]},
+        {"mountOptions": []},
+        {"mountOptions": ["noatime"]},
+        {"mountOptions": ["ro", "rw"]},
+        {"local": None, "nodeAffinity": None, "mountOptions": None, "hostPath": {"path": ROOT}},
+    )
+    for change in changes:
+        _, wrong = pair("team-volumes-2", ROOT, None)
+        spec = {**wrong["spec"], **change}
+        wrong["spec"] = {key: value for key, value in spec.items() if value is not None}
+        with pytest.raises(Denied, match="volumes of cache roots"):
+            operator.apply(wrong, manager=OPERATOR_FIELD_MANAGER)
     theirs = cluster.admin.create(
         {
             **bare(PERSISTENT_VOLUME, "theirs"),
@@ -205,6 +217,68 @@ def test_operator_makes_volumes_of_cache_roots_alone(cluster: Cluster, operator:
     )
     with pytest.raises(Denied, match="touches no volume but its own"):
         operator.delete(PERSISTENT_VOLUME, "theirs", uid=theirs["metadata"]["uid"])
+
+
+def test_operator_touches_no_claim_but_its_own(cluster: Cluster, operator: ClusterGateway) -> None:
+    """Claims hold data: neither removed nor changed nor made, whatever the operator is led to believe."""
+    cluster.server.kubectl("create", "namespace", "team-claims")
+    claim, _ = pair("team-claims", ROOT, None)
+    theirs = cluster.admin.create({**claim, "metadata": {"name": "data", "namespace": "team-claims"}})
+    forged = bare(
+        PERSISTENT_VOLUME_CLAIM,
+        "data",
+        "team-claims",
+        labels={"app.kubernetes.io/managed-by": "dlo-operator"},
+    )
+    other = {**claim, "metadata": {**claim["metadata"], "name": "other"}}
+    for attempt in (
+        lambda: operator.delete(
+            PERSISTENT_VOLUME_CLAIM, "data", "team-claims", uid=theirs["metadata"]["uid"]
+        ),
+        lambda: operator.apply(forged, manager=OPERATOR_FIELD_MANAGER),
+        lambda: operator.apply(other, manager=OPERATOR_FIELD_MANAGER),
+    ):
+        with pytest.raises(Denied, match="touches no claim but its own"):
+            attempt()
+    made = operator.apply(claim, manager=OPERATOR_FIELD_MANAGER)
+    name, uid = made["metadata"]["name"], made["metadata"]["uid"]
+    assert operator.delete(PERSISTENT_VOLUME_CLAIM, name, "team-claims", uid=uid)
+
+
+def test_no_pod_may_write_a_cache_root(cluster: Cluster, agents: Agents) -> None:
+    """Whoever makes it: a claim of a root is mounted read-only; other claims, and other pods, are nobody's business."""
+    cluster.server.kubectl("create", "namespace", "team-pods")
+    claim, _ = pair("team-pods", ROOT, None)
+    name = claim["metadata"]["name"]
+
+    def tried(pod: str, volume: Object) -> str:
+        text = json.dumps(
+            {
+                **bare(POD, pod, "team-pods"),
+                "spec": {
+                    "automountServiceAccountToken": False,
+                    "containers": [{"name": "any", "image": "none"}],
+                    "volumes": [volume] if volume else [],
+                },
+            }
+        )
+        return cluster.server.kubectl("create", "--dry-run=server", "-f", "-", text=text, check=False)
+
+    cluster.server.kubectl("-n", "team-pods", "create", "serviceaccount", "default", check=False)
+    for given in ({}, {"readOnly": False}):
+        said = tried("any", {"name": "cache", "persistentVolumeClaim": {"claimName": name, **given}})
+        assert "readOnly true alone" in said, said
+    ephemeral: Object = {"volumeClaimTemplate": {"spec": claim["spec"]}}
+    assert "named like a claim of a cache root" in tried("dlo", {"name": name[4:], "ephemeral": ephemeral})
+    for volume in (
+        {},
+        {"name": "cache", "persistentVolumeClaim": {"claimName": name, "readOnly": True}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "scratch", "ephemeral": ephemeral},
+        {"name": "empty", "emptyDir": {}},
+    ):
+        said = tried("any", volume)
+        assert "(server dry run)" in said, said
 
 
 def test_operator_reads_no_secret_until_a_team_lets_it(cluster: Cluster, operator: ClusterGateway) -> None:

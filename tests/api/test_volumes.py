@@ -79,6 +79,10 @@ def test_a_namespace_that_enforces_restricted(stage: Stage) -> None:
         stage.until("ready", stage.ready, 1)
         first = stage.until("bound", lambda: bound(stage), 1)
         assert len(gateway.list(POD, namespace).items) == 1
+        volume, _ = pair(stage)
+        assert volume is not None
+        assert volume["spec"]["mountOptions"] == ["ro"]
+        assert "hostPath" not in volume["spec"]
 
         # Nothing uses the claim while there are no pods, so that whoever deletes it gets his way.
         spec(stage, {"replicas": 0, "cache": {"mount": "PersistentVolume"}})

@@ -19,6 +19,7 @@ from cluster.clusters import Cluster
 from cluster.machine import find, say
 from cluster.nodeshell import NodeShell, tools_image
 from cluster.product import Deployed, Release, example
+from cluster.standins import ENDPOINTS, StandIns
 
 _NUMBERS = itertools.count(1)
 #: A folder of models on every node, for named source roots.
@@ -68,8 +69,14 @@ def release(cluster: Cluster, registry: str, shells: dict[str, NodeShell]) -> Re
     for shell in shells.values():
         shell.python(_MAKE_MODELS)
     made = Release(cluster, registry)
-    made.install(sourceRoots=[{"name": "models", "hostPath": MODELS}])
+    made.install(sourceRoots=[{"name": "models", "hostPath": MODELS}], endpoints=ENDPOINTS)
     return made
+
+
+@pytest.fixture(scope="session")
+def stores(cluster: Cluster, registry: str, shells: dict[str, NodeShell], worker: str) -> StandIns:
+    """A hub and an S3 store in the cluster."""
+    return StandIns(cluster, shells[worker], tools_image(registry))
 
 
 @pytest.fixture(scope="session")

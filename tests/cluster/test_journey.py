@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -35,20 +36,23 @@ for maps in pathlib.Path("/proc").glob("[0-9]*/smaps"):
             row[line.split(":")[0]] = int(line.split()[1])
 print(json.dumps(found))
 """
-#: Two versions of the sample model under the source root `models`: one number of the second differs.
+#: Two versions of the sample model under the source root `models`: one number differs from the sample and from any
+#: earlier run's, of which entries may lie on the disk.
 _TWO_VERSIONS = f"""
-import json, pathlib, shutil, struct
+import json, pathlib, shutil, struct, sys
 root = pathlib.Path("/host{MODELS}")
 for name in ("v1", "v2"):
     shutil.rmtree(root / name, ignore_errors=True)
     shutil.copytree("/opt/dlo/samples/digits", root / name)
-file = next((root / "v2" / "transformer").glob("*.safetensors"))
-data = bytearray(file.read_bytes())
-length = struct.unpack("<Q", data[:8])[0]
-header = json.loads(data[8:8 + length])
-start, _ = header["proj_out.bias"]["data_offsets"]
-data[8 + length + start] ^= 1
-file.write_bytes(data)
+for name, run in (("v1", sys.argv[1]), ("v2", sys.argv[2])):
+    file = next((root / name / "transformer").glob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    start, _ = header["proj_out.bias"]["data_offsets"]
+    # The mantissa's low bytes of the first number.
+    data[8 + length + start] = int(run[:2], 16)
+    file.write_bytes(data)
 """
 
 
@@ -116,8 +120,10 @@ def test_a_new_model_rolls_without_a_failed_request_and_back_without_a_build(
     digits: Deployed, shells: dict[str, NodeShell], worker: str
 ) -> None:
     """Engines of the new model start when its entries are there; the old ones serve until then."""
+    first = secrets.randbelow(256)
+    versions = (f"{first:02x}", f"{first ^ 0x5A:02x}")
     for shell in shells.values():
-        shell.python(_TWO_VERSIONS)
+        shell.python(_TWO_VERSIONS, *versions)
     digits.patch(_model("v1"))
     digits.wait()
     before = entries_on(shells[worker])
@@ -149,7 +155,7 @@ def test_deleted_it_leaves_no_child_and_its_entries_go_after_the_retention_time(
     assert others
     # Agents learn the new time with their next look at the spec.
     cache = ["get", "nwcache", worker, "-o", "jsonpath={.spec.entries[*].retentionSeconds}"]
-    until("told", lambda: set(cluster.kubectl(*cache).split()) == {"20"}, 30)
+    until("told", lambda: set(cluster.kubectl(*cache).split()) == {"20"}, 180)
     cluster.kubectl("delete", "ddep", "digits", "-n", "journey", "--wait")
     kinds = "deployments,replicasets,services,poddisruptionbudgets,pods"
     selector = "app.kubernetes.io/managed-by=dlo-operator"

@@ -90,11 +90,9 @@ class Fields:
         if isinstance(live, list) and isinstance(new, list) and keys is not None:
             rest = {self._key(keys, item): item for item in live}
             given = {self._key(keys, item): item for item in new}
-            merged_items = [
-                self.merge(item, given[key], f"{where}[]") if key in given else item
-                for key, item in rest.items()
-            ]
-            return merged_items + [copy.deepcopy(item) for key, item in given.items() if key not in rest]
+            # In the order of the apply, as the server has it; what others added comes after.
+            merged_items = [self.merge(rest.get(key), item, f"{where}[]") for key, item in given.items()]
+            return merged_items + [item for key, item in rest.items() if key not in given]
         return copy.deepcopy(new)
 
 

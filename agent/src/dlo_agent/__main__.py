@@ -22,6 +22,9 @@ _TERMINATION_BYTES: Final = 4096
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 it failed, 2 wrong input, 75 the gate's deadline has passed."""
+    # The first process of a container has no default action for it: a gate that waits would outlast its pod's
+    # whole grace period.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     sys.exit(run_command(sys.argv[1:], os.environ))
 
 

@@ -131,6 +131,17 @@ class Evict(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep(Action):
+    """Remove fetched files that nobody holds and nobody has written to for ``idle_seconds``."""
+
+    idle_seconds: float
+
+    @property
+    def lane(self) -> Lane:
+        return "room"
+
+
+@dataclass(frozen=True, slots=True)
 class Forget(Action):
     """Remove what is left of an entry that is no longer listed: its progress."""
 

@@ -30,7 +30,7 @@ _FIELDS: Final = frozenset({"rank", "component", "coordinate", "kind", "inputKey
 _FIRST_PAUSE: Final = 0.1
 _STEP_PERCENT: Final = 10
 _SHORT: Final = 12
-_COORDINATE: Final = re.compile(r"(0|[1-9][0-9]*)/([1-9][0-9]*)")
+_COORDINATE: Final = re.compile(r"(0|[1-9][0-9]{0,5})/([1-9][0-9]{0,5})", re.ASCII)
 
 Say = Callable[[str], None]
 
@@ -53,7 +53,7 @@ def parse_wants(text: str) -> tuple[Want, ...]:
     """The wanted entries from their JSON; raises UsageError that names entry and key."""
     try:
         stated = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--want-json is no JSON: {error}") from error
     if not isinstance(stated, list) or not stated:
         raise UsageError("--want-json is no list of entries, or an empty one")

@@ -41,7 +41,7 @@ from dlo_agent.settings import Settings
 from dlo_agent.storage import Storage
 from dlo_agent.wanted import Wanted, read_wanted
 from dlo_agent.work import Worker, producer
-from dlo_agent.world import Headway, Policy, StorageProblem, World
+from dlo_agent.world import Fetched, Headway, Policy, StorageProblem, World
 
 IDLE_SECONDS: Final = 10.0
 BUSY_SECONDS: Final = 2.0
@@ -260,6 +260,7 @@ class Loop:
         try:
             stored = self._inventory.read()
             disk = look_at_disk(root, self._filesystem, self._settings.headroom_bytes)
+            left = self._worker.stage.leftover() if self._worker is not None else None
         except CacheError as error:
             problem = StorageProblem(reason_of(error.code), error.message)
             self.storage_problem = problem
@@ -269,7 +270,7 @@ class Loop:
         leased = frozenset(key for key, each in stored.items() if each.leased and key not in ours)
         ledger = references.forget(references.use(world.ledger, leased, now), frozenset(stored))
         self._memory = replace(self._memory, ledger=ledger)
-        return replace(world, stored=stored, disk=disk, ledger=ledger)
+        return replace(world, stored=stored, disk=disk, fetched=left and Fetched(*left), ledger=ledger)
 
     def _headway(self, now: float) -> dict[str, Headway]:
         """What status may show: a new phase at once, bytes done every ten seconds."""

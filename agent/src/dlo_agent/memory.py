@@ -13,7 +13,18 @@ from dlo_api.v1alpha1.node_weight_cache import NodeEntry
 from dlo_cache.errors import Cancelled
 
 from dlo_agent import reasons, references
-from dlo_agent.actions import Action, Build, BuildFiles, Evict, Forget, Quarantine, Resolve, Verify, Warm
+from dlo_agent.actions import (
+    Action,
+    Build,
+    BuildFiles,
+    Evict,
+    Forget,
+    Quarantine,
+    Resolve,
+    Sweep,
+    Verify,
+    Warm,
+)
 from dlo_agent.executor import Outcome
 from dlo_agent.references import Binding, Ledger
 from dlo_agent.wanted import Wanted
@@ -153,7 +164,7 @@ def _subjects(action: Action) -> tuple[tuple[str, str], ...]:
         return tuple((f"entry/{entry_id}", "") for entry_id in action.ids)
     if isinstance(action, Warm | Evict | Quarantine):
         return ((f"key/{action.key}", ""),)
-    assert isinstance(action, Forget)  # noqa: S101 - there is no other action
+    assert isinstance(action, Forget | Sweep)  # noqa: S101 - there is no other action
     return ()
 
 

@@ -53,10 +53,15 @@ def read_notes(root: Root) -> list[Note]:
 
 
 def _note(document: Any) -> Note:
+    if not isinstance(document, dict):
+        raise TypeError("no object")
     known = Note.__dataclass_fields__
     note = Note(**{name: value for name, value in document.items() if name in known})
-    if not all(isinstance(value, int) for value in (note.done, note.total, note.updated)):
-        raise TypeError("a count that is no number")
+    if not all(type(value) is int and value >= 0 for value in (note.done, note.total, note.updated)):
+        raise TypeError("a count that is none")
+    words = (note.entry, note.phase, note.key, note.component, note.coordinate, note.reason, note.message)
+    if not all(isinstance(value, str) for value in words):
+        raise TypeError("a word that is none")
     return note
 
 

@@ -75,7 +75,7 @@ class Origins:
             folder, within = self._locate(source.source.directory)
             pipeline = open_directory(folder, variant=source.variant, within=within)
             return _hashed(pipeline, digests, progress, cancel)
-        store = self._store(source, source.pin.revision or revision)
+        store = self._store(source, source.pin.revision or revision, cancel)
         fetcher = Fetcher(store, stage, progress=progress, cancel=cancel, patience=self.patience)
         try:
             pipeline = open_remote(fetcher, variant=source.variant)
@@ -104,7 +104,7 @@ class Origins:
             )
         return root / directory.path, root
 
-    def _store(self, source: NodeSource, revision: str) -> Store:
+    def _store(self, source: NodeSource, revision: str, cancel: Cancel | None) -> Store:
         # Late, since an agent whose sources are folders needs neither client library.
         found, secret = source.source, source.secret_name
         if found.hugging_face is not None:
@@ -127,6 +127,7 @@ class Origins:
                 found.s3.prefix,
                 endpoint=_endpoint("S3", found.s3.endpoint, self.s3_endpoints),
                 credential=Credential(*keys) if keys else None,
+                cancel=cancel,
             )
         raise SourceProblem(
             f"source {source.id}: it names no place that this agent knows",

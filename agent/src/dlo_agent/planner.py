@@ -8,6 +8,7 @@ action of every lane that is idle and asks again when it is done, so a plan is n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry
 
@@ -20,6 +21,7 @@ from dlo_agent.actions import (
     Forget,
     Quarantine,
     Resolve,
+    Sweep,
     Verify,
     Warm,
 )
@@ -27,18 +29,25 @@ from dlo_agent.references import expiry
 from dlo_agent.wanted import Wanted
 from dlo_agent.world import State, Stored, World, fingerprint, state_of
 
+#: How long fetched files wait for the build that they are for: of what is listed, and of what may be listed soon.
+FETCHED_SECONDS: Final = 86_400.0
+FETCHED_IDLE_SECONDS: Final = 900.0
 _LEFT_ALONE = ("NewerFormat", "NotAnEntry")
 
 
 def plan(world: World) -> tuple[Action, ...]:
-    """All actions that are due, most urgent first; none while the root cannot be used or nothing is known."""
-    if world.storage is not None or world.wanted is None:
+    """All actions that are due, most urgent first; none while the root cannot be used, and while nothing is known
+    none but to sweep what was fetched long ago."""
+    if world.storage is not None:
         return ()
+    if world.wanted is None:
+        return tuple(_fetched(world, None))
     return (
         *_quarantines(world),
         *_expired(world),
         *_under_pressure(world),
         *_leftovers(world),
+        *_fetched(world, world.wanted),
         *_resolves(world, world.wanted),
         *_builds(world, world.wanted),
         *_verifies(world),
@@ -165,6 +174,20 @@ def _leftovers(world: World) -> Iterator[Forget]:
     working = {entry_id for action in world.running for entry_id in action.entry_ids}
     for entry_id in sorted(world.headway.keys() - world.wanted.entry_ids - working):
         yield Forget("it is no longer listed", entry_id)
+
+
+def _fetched(world: World, wanted: Wanted | None) -> Iterator[Sweep]:
+    """What was fetched and is not built from: at once a day old, and soon where nothing waits for it."""
+    if world.fetched is None or any(action.lane == "build" for action in world.running):
+        return
+    waits = (
+        wanted is None
+        or any(world.resolution(source) is None for source in wanted.sources.values())
+        or any(state_of(world, entry)[0] in (State.MISSING, State.UNRESOLVED) for entry in wanted.entries)
+    )
+    after = FETCHED_SECONDS if waits else FETCHED_IDLE_SECONDS
+    if world.fetched.idle_seconds >= after:
+        yield Sweep("nothing was built of what was fetched", after)
 
 
 def _resolves(world: World, wanted: Wanted) -> Iterator[Resolve]:

@@ -54,7 +54,7 @@ def status_of(world: World, facts: NodeFacts, previous: Mapping[str, Any] | None
             "observedGeneration": wanted.generation,
             "agentVersion": facts.agent_version,
             "bootID": facts.boot_id,
-            "root": _root(world, facts),
+            "root": _root(world, facts, (previous or {}).get("root") or {}),
             "memory": {
                 "totalBytes": facts.memory_bytes,
                 "warmBudgetBytes": world.policy.warm_budget_bytes,
@@ -74,7 +74,7 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _root(world: World, facts: NodeFacts) -> Status:
+def _root(world: World, facts: NodeFacts, before: Mapping[str, Any]) -> Status:
     root: Status = {"path": facts.root_path, "gid": facts.gid}
     if world.storage is not None or world.disk is None:
         return root
@@ -90,10 +90,18 @@ def _root(world: World, facts: NodeFacts) -> Status:
     return root | {
         "filesystem": disk.filesystem,
         "totalBytes": disk.total,
-        "freeBytes": disk.free // step * step,
+        "freeBytes": _stepped(disk.free, step, before.get("freeBytes")),
         "reservedBytes": sum(building),
         "usedBytes": sum(stored.bytes for stored in world.stored.values()),
     }
+
+
+def _stepped(free: int, step: int, before: int | None) -> int:
+    """Free bytes in whole steps, never more than there are. Down at once, up only by two: a disk whose free bytes
+    move to and fro over the edge of a step is not reported each time."""
+    if before is not None and before % step == 0 and before <= free < before + 2 * step:
+        return before
+    return free // step * step
 
 
 def _source(world: World, source: NodeSource) -> Status:

@@ -28,7 +28,7 @@ from dlo_cache.root import Root
 from dlo_cache.verify import verify_entry
 from dlo_sources.digests import DigestCache
 from dlo_sources.fetch import SMALL_BYTES
-from dlo_sources.stage import LEFTOVER_SECONDS, Stage
+from dlo_sources.stage import Stage
 
 from dlo_agent.actions import (
     Action,
@@ -38,6 +38,7 @@ from dlo_agent.actions import (
     Forget,
     Quarantine,
     Resolve,
+    Sweep,
     Verify,
     Warm,
 )
@@ -111,7 +112,6 @@ class Worker:
         """Carries out one action. Raises CacheError, SourceError, AgentError; Cancelled once ``cancel()``
         says so."""
         if isinstance(action, Resolve):
-            self.stage.sweep(older_than_seconds=LEFTOVER_SECONDS)
             with self._opened(action.source, (), cancel) as opened:
                 check_pin(action.source, opened)
                 return Resolved(action.source.id, resolution_of(action.source, opened, self.layouts))
@@ -139,6 +139,9 @@ class Worker:
         if isinstance(action, Forget):
             self.board.drop([action.entry_id])
             self.stage.sweep()  # what was fetched for it; a build at work holds its own
+            return None
+        if isinstance(action, Sweep):
+            self.stage.sweep(older_than_seconds=action.idle_seconds)
             return None
         raise AgentError(f"no way to carry out {type(action).__name__}")
 
@@ -267,6 +270,10 @@ class Worker:
         )
         needed = missing + (self._fetching(opened, reads, missing) if reads is not None else 0)
         free = self._free()
+        if needed > free:
+            # What lies there for other entries can be fetched again.
+            self.stage.sweep(keep=[file.sha256 or "" for file in reads.files] if reads is not None else ())
+            free = self._free()
         if needed > free:
             names = ", ".join(entry.id for entry in entries)
             raise NoSpace(

@@ -46,6 +46,14 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """Fetched files of stores that no work holds: their bytes, and how long ago the first of them was written."""
+
+    bytes: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last failure of a source, an entry or a key, and when to try again.
 
@@ -115,6 +123,7 @@ class World:
     headway: Mapping[str, Headway] = field(default_factory=dict)
     warmed: Mapping[str, float] = field(default_factory=dict)
     disk: Disk | None = None
+    fetched: Fetched | None = None
     storage: StorageProblem | None = None
     policy: Policy = field(default_factory=Policy)
 

@@ -83,4 +83,6 @@ def split_extra(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 if __name__ == "__main__":
+    # The first process of a container has no default action for it, and would outlast its pod's grace period.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))

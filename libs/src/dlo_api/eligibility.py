@@ -77,11 +77,8 @@ def refusals(placement: Placement, node: NodeLike) -> Iterator[Refusal]:
                 f"label {key} is {_shown(node.labels.get(key))}, {value!r} is asked for",
                 f"label the node {key}={value}, or change the selector",
             )
-    terms = (
-        placement.affinity.get("nodeAffinity", {})
-        .get("requiredDuringSchedulingIgnoredDuringExecution", {})
-        .get("nodeSelectorTerms")
-    )
+    affinity = placement.affinity.get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms")
     if terms is not None and not any(_term_matches(term, node) for term in terms):
         yield Refusal(
             "spec.placement.affinity",
@@ -139,7 +136,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: TaintLike) -> bool:
     effect, key = toleration.get("effect") or "", toleration.get("key") or ""
     if effect not in ("", taint.effect) or key not in ("", taint.key):
         return False
-    if toleration.get("operator", "Equal") == "Exists":
+    if toleration.get("operator") == "Exists":
         return True
     return key != "" and (toleration.get("value") or "") == taint.value
 

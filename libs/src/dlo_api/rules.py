@@ -67,6 +67,9 @@ class Rule:
 # A path that leaves its root: absolute, or with a `..` segment.
 _LEAVES_ROOT: Final = r"^/|(^|/)\.\.(/|$)"
 
+#: The Service in front of the engines has the deployment's name.
+_SERVICE_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
 _MAX_RESIDENT: Final = 10_000
 
 _NATIVE_EXTRA_VALUES: Final = {
@@ -120,6 +123,15 @@ RULES: Final[tuple[Rule, ...]] = (
         change="choose a shorter metadata.name",
         field_path="metadata.name",
         check=lambda s: len(s.name) <= NAME_MAX_LENGTH,
+    ),
+    Rule(
+        name="NameOfService",
+        cel=f"self.metadata.name.matches('{_SERVICE_NAME}')",
+        what="the name is none that a Service can have",
+        change="choose a metadata.name of lower-case letters, digits and '-' that begins with a letter",
+        field_path="metadata.name",
+        check=lambda s: re.search(_SERVICE_NAME, s.name) is not None,
+        cluster_only=True,
     ),
     Rule(
         name="OneSource",

@@ -10,13 +10,18 @@ from typing import Final
 from dlo_api.identity import identified, source_id
 from dlo_api.v1alpha1.diffusion_deployment import DiffusionDeploymentSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry
+from dlo_api.v1alpha1.source import Source
 
 _UNNAMED: Final = "0"
 
 
 def secret_of(spec: DiffusionDeploymentSpec) -> tuple[str, str] | None:
-    """Name and key (empty: all keys) of the Secret that the source is read with."""
-    source = spec.model.source
+    """Name and key (empty: all keys) of the Secret that the deployment's source is read with."""
+    return secret_of_source(spec.model.source)
+
+
+def secret_of_source(source: Source) -> tuple[str, str] | None:
+    """Name and key (empty: all keys) of the Secret that a source is read with."""
     if source.hugging_face is not None and source.hugging_face.token_secret_ref is not None:
         reference = source.hugging_face.token_secret_ref
         return reference.name, reference.key
@@ -27,12 +32,13 @@ def secret_of(spec: DiffusionDeploymentSpec) -> tuple[str, str] | None:
 
 def id_of_source(spec: DiffusionDeploymentSpec, namespace: str) -> str:
     """The id of the deployment's source."""
-    secret = secret_of(spec)
-    return source_id(
-        spec.model.source,
-        variant=spec.model.variant,
-        secret=f"{namespace}/{secret[0]}" if secret is not None else "",
-    )
+    return id_in_namespace(spec.model.source, spec.model.variant, namespace)
+
+
+def id_in_namespace(source: Source, variant: str, namespace: str) -> str:
+    """The id of a source that a deployment of this namespace names."""
+    secret = secret_of_source(source)
+    return source_id(source, variant=variant, secret=f"{namespace}/{secret[0]}" if secret is not None else "")
 
 
 def entries_for(spec: DiffusionDeploymentSpec, source: str) -> tuple[NodeEntry, ...]:

@@ -46,7 +46,9 @@ class Explained(Protocol):
     hint: str
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Control characters, line ends, what turns the direction of text round or has no width, and half characters, which no
+# terminal can be sent.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from dlo_api.eligibility import engines_that_fit, gpus, refusals
@@ -21,6 +22,8 @@ from dlo_cli.cluster import Seen
 HEARTBEAT_LATE: Final = timedelta(seconds=120)
 _FILES: Final = {"PipelineRest": "rest of the pipeline", "All": "whole checkpoint"}
 _KUBELETS: Final = "kube-node-lease"
+_TOGETHER: Final = timedelta(seconds=60)
+_ENOUGH: Final = 2  # of two clocks nobody knows which is off
 _STOPPED: Final = frozenset({"Failed", "Quarantined"})
 AgentState = Literal["Alive", "Late", "Silent", "Unknown"]
 Json = Mapping[str, Any]
@@ -115,8 +118,13 @@ def cluster_time(seen: Seen) -> datetime:
         for lease in seen.leases or ()
         if lease["metadata"].get("namespace") == _KUBELETS and (moment := renewed(lease)) is not None
     ]
+    if kubelets:
+        # One node whose clock is ahead would make all others look late: the newest that another one bears out.
+        newest = sorted(kubelets, reverse=True)
+        borne_out = (one for one, other in pairwise(newest) if one - other <= _TOGETHER)
+        return next(borne_out, newest[0]) if len(newest) > _ENOUGH else newest[0]
     ours = [moment for lease in seen.leases or () if (moment := renewed(lease)) is not None]
-    return max(kubelets) if kubelets else max([seen.now, *ours])
+    return max([seen.now, *ours])
 
 
 def renewed(lease: Json) -> datetime | None:

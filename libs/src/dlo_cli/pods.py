@@ -16,6 +16,7 @@ GATE: Final = "cache-gate"
 GATE_DEADLINE: Final = 75
 """The gate's exit status when its deadline has passed."""
 _KILLED: Final = 137
+_LONGEST_WORD: Final = 60
 Json = Mapping[str, Any]
 
 
@@ -52,10 +53,15 @@ def _row(seen: Seen, pod: Json) -> EngineRow:
         node=(pod.get("spec") or {}).get("nodeName") or "",
         revision=(meta.get("labels") or {}).get(label("revision"), ""),
         state=_state(pod),
-        backing=str(backing.get("kind") or ""),
-        fallback_code=str(backing.get("fallbackCode") or ""),
+        backing=_word(backing.get("kind")),
+        fallback_code=_word(backing.get("fallbackCode")),
         verified=backing.get("verified") if isinstance(backing.get("verified"), bool) else None,
     )
+
+
+def _word(stated: Any) -> str:
+    """A word of an engine's own: text of a sensible length, or nothing."""
+    return stated[:_LONGEST_WORD] if isinstance(stated, str) else ""
 
 
 def _state(pod: Json) -> str:

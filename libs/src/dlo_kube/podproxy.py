@@ -6,6 +6,7 @@ Needs the right `get` on `pods/proxy`. One bounded GET a call; nothing is retrie
 from __future__ import annotations
 
 import json
+import time
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from dlo_kube.errors import Unavailable
 from dlo_kube.responses import failure
 
 _LIMIT: Final = 1_048_576
+_PIECE: Final = 65_536
 
 
 class PodProxy:
@@ -23,7 +25,7 @@ class PodProxy:
 
     Args:
         configuration: how to reach the API server.
-        seconds: limit to connect, and for each silence of an answer.
+        seconds: limit to connect, and for each silence of an answer; twice that for all of a body.
         user_agent: what the server's audit log calls this process.
     """
 
@@ -55,16 +57,28 @@ class PodProxy:
         )
         try:
             answer = self._client.call_api(*request, _request_timeout=(self._seconds, self._seconds)).response
-            body: bytes = answer.read(_LIMIT)
-            answer.close()
+            try:
+                body = self._read(answer, what)
+            finally:
+                answer.close()
         except (HTTPError, ApiException, OSError) as error:
             raise Unavailable(f"{what}: the API server gave no answer: {error}") from error
         if answer.status != 200:
             raise failure(answer.status, body, what, answer.headers)
         try:
             value = json.loads(body)
-        except ValueError as error:
-            raise Unavailable(f"{what}: the answer is not JSON") from error
+        except (ValueError, RecursionError):
+            raise Unavailable(f"{what}: the answer is not JSON") from None
         if not isinstance(value, dict):
             raise Unavailable(f"{what}: the answer is not a JSON object")
         return value
+
+    def _read(self, answer: Any, what: str) -> bytes:
+        """A body, or the first part of it; what listens in a pod may drip for ever."""
+        end = time.monotonic() + 2 * self._seconds
+        body = bytearray()
+        while len(body) < _LIMIT and (piece := answer.read1(_PIECE)):
+            body += piece
+            if time.monotonic() > end:
+                raise Unavailable(f"{what}: the answer takes longer than {2 * self._seconds:g} s")
+        return bytes(body)

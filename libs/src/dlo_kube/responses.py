@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,6 +11,8 @@ from dlo_kube.errors import Cause, Conflict, Denied, Expired, Invalid, KubeError
 
 _LONGEST: Final = 2000
 _LONGEST_WAIT: Final = 300.0
+#: An object that does not have the shape of its kind; in an apply, the server calls that a fault of its own (500).
+_MISSHAPEN: Final = re.compile("failed to create typed patch object|failed to convert new object")
 
 
 def failure(code: int, body: bytes, what: str, headers: Mapping[str, str] | None = None) -> KubeError:
@@ -44,7 +47,7 @@ def _error(code: int, status: Mapping[str, Any], message: str, retry_after: floa
         return Conflict(message, code="AlreadyExists" if status.get("reason") == "AlreadyExists" else None)
     if code in {401, 403, 404}:
         return _not_found(status, message) if code == 404 else _denied(code, status, message)
-    if code != 429 and 400 <= code < 500:
+    if (code != 429 and 400 <= code < 500) or (code == 500 and _MISSHAPEN.search(message)):
         causes = tuple(Cause(_field(c.get("field", "")), c.get("message", "")) for c in _causes(status))
         if any(cause.field == "metadata.uid" for cause in causes):
             # An apply that names an object which is not the one of that name any more.

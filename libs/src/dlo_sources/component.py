@@ -21,6 +21,9 @@ from dlo_sources.folder import CheckpointFolder, check_name
 from dlo_sources.weights import choose_weights, is_side_file
 
 CONFIG: Final = "config.json"
+#: A hundred times what large models have. The process that reads strangers' checkpoints has no memory limit.
+MOST_TENSORS: Final = 300_000
+CONFIG_LIMIT: Final = 2 << 20
 # Classes that have settings and vocabularies but never weights.
 _WEIGHTLESS: Final = re.compile(
     r".*(Tokenizer|TokenizerFast|Processor|FeatureExtractor|FeatureExtractorFast|Scheduler)"
@@ -41,7 +44,14 @@ def read_component(
         return Component(name, library, class_name, {}, tuple(map(folder.file, side)), (), {})
     if f"{name}/{CONFIG}" not in names:
         raise SourceIncomplete(f"component {name}: {name}/{CONFIG} is missing", hint=_FETCH, component=name)
-    config = folder.json(f"{name}/{CONFIG}")
+    config = read_config(folder, f"{name}/{CONFIG}")
+    stated = config.get("_class_name", class_name)
+    if stated != class_name:
+        raise SourceInvalid(
+            f"component {name}: {name}/{CONFIG} is of a {str(stated)[:80]!r}, model_index.json of a {class_name!r}",
+            hint="correct the file that is wrong: layouts and engines go by the class",
+            component=name,
+        )
     local = [found.removeprefix(f"{name}/") for found in names]
     chosen = choose_weights(local, where=name, library=library, variant=variant)
     if chosen.index_file is not None:
@@ -58,9 +68,27 @@ def read_component(
             wanted = placed[shard_name.removeprefix(f"{name}/")]
             _check_placed(shard_name, wanted, held, f"{name}/{chosen.index_file}")
         tensors.update(held)
+        check_count(len(tensors), name)
     weights = tuple(shards.values())
     files = sorted([*map(folder.file, side), *weights], key=lambda file: file.name)
     return Component(name, library, class_name, config, tuple(files), weights, tensors)
+
+
+def read_config(folder: CheckpointFolder, name: str) -> dict[str, Any]:
+    """The JSON object of a configuration, which stays in memory; raises SourceInvalid for a huge one."""
+    size = folder.file(name).size
+    if size > CONFIG_LIMIT:
+        raise SourceInvalid(f"{name} has {size} bytes, more than {CONFIG_LIMIT}", file=name)
+    return folder.json(name)
+
+
+def check_count(tensors: int, where: str) -> None:
+    """Raises SourceInvalid for more tensors than any model has."""
+    if tensors > MOST_TENSORS:
+        raise SourceInvalid(
+            f"{where} has more than {MOST_TENSORS} tensors",
+            hint="get the checkpoint from a source that you trust",
+        )
 
 
 def _read_index(folder: CheckpointFolder, index_name: str) -> dict[str, list[str]]:

@@ -172,6 +172,7 @@ class RemoteFile:
             if not self._fetcher.straight:
                 self._hold(advance)
                 assert self._sha256 is not None  # noqa: S101 - _hold has set it
+                self.close()  # a checkpoint may have more files than a process may have open
                 return self._sha256
         hasher = hashlib.sha256()
         for chunk in self._fetcher.pull(self._found, 0, self.size):
@@ -223,7 +224,9 @@ class RemoteFile:
 
         key = self._sha256 or f"tag-{hashlib.sha256(self.tag.encode()).hexdigest()}"
         subject = f"{fetcher.store.name}: {self.name}"
-        fd, digest = fetcher.stage.fetch(key, self.size, self._sha256, pull, subject=subject)
+        fd, digest = fetcher.stage.fetch(
+            key, self.size, self._sha256, pull, subject=subject, cancel=fetcher.cancel
+        )
         self._fd, self._key, self._sha256 = fd, digest, digest
         for (offset, length), seen in self._looks.items():
             if hashlib.sha256(os.pread(fd, length, offset)).hexdigest() != seen:

@@ -8,11 +8,13 @@ No word of a server gets into an error, since a server may repeat what it was se
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from http.cookiejar import DefaultCookiePolicy
 from typing import Final
 from urllib.parse import urljoin, urlsplit
 
@@ -21,6 +23,7 @@ from huggingface_hub import HfApi, get_session, hf_hub_url, set_client_factory
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RevisionNotFoundError
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from dlo_sources.bounds import bounded, check_redirect
 from dlo_sources.errors import (
     SourceChanged,
     SourceError,
@@ -30,12 +33,12 @@ from dlo_sources.errors import (
     SourceUnreachable,
     SourceUntrusted,
 )
-from dlo_sources.remote import CONNECT_SECONDS, MOST_OBJECTS, READ_SECONDS, RemoteObject
+from dlo_sources.remote import CONNECT_SECONDS, MOST_OBJECTS, READ_SECONDS, RemoteObject, checked
 
 PUBLIC_HUB: Final = "https://huggingface.co"
 _MOST_REDIRECTS: Final = 5
 _SHORT: Final = 12
-_COMMIT: Final = 40
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT: Final = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
 _bound_to: ContextVar[str | None] = ContextVar("hub_origin", default=None)
 
@@ -67,7 +70,8 @@ class HubStore:
                 home = _origin(url) == _origin(self.endpoint)
                 if not home and found.sha256 is None:
                     raise SourceUntrusted(
-                        f"{what}: the hub sends to {urlsplit(url).hostname} for a file whose digest it does not state",
+                        f"{what}: the hub sends to {_host(url, self.token)} for a file whose digest it does not"
+                        " state",
                         hint="serve it from the hub itself, or store it with LFS",
                         file=found.name,
                     )
@@ -76,10 +80,10 @@ class HubStore:
                     "GET", url, headers={**own, **headers}, follow_redirects=False, timeout=_TIMEOUT
                 ) as answer:
                     if answer.has_redirect_location:
-                        url = _followed(url, answer.headers["Location"], what)
+                        url = _followed(url, answer.headers["Location"], self.endpoint, what)
                         continue
                     self._check(answer, what, partial="Range" in headers)
-                    yield from answer.iter_bytes()  # as they come: what a break swallows is fetched again
+                    yield from answer.iter_raw()  # as they come: what a break swallows is fetched again
                     return
         raise SourceUntrusted(f"{what}: more than {_MOST_REDIRECTS} redirects")
 
@@ -88,9 +92,8 @@ class HubStore:
             raise failure(answer.status_code, what, self.token)
         commit = answer.headers.get("X-Repo-Commit")
         if commit is not None and commit != self.revision:
-            raise SourceChanged(
-                f"{what} was served of commit {commit[:_SHORT]}", hint="the hub serves another commit"
-            )
+            raise SourceChanged(f"{what} was served of another commit", hint="the hub serves another commit")
+        _check_encoding(answer, what)
         if answer.status_code != (206 if partial else 200):
             raise SourceInvalid(
                 f"{what}: the answer to a range request has status {answer.status_code}",
@@ -113,21 +116,20 @@ def open_hub(repo: str, revision: str, *, endpoint: str = PUBLIC_HUB, token: str
             )
         finally:
             _bound_to.reset(bound)
-    commit = info.sha or ""
-    if len(commit) != _COMMIT:
+    commit = info.sha
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise SourceInvalid(f"{what}: the hub names no commit", hint="check the endpoint's address")
-    if len(revision) == _COMMIT and set(revision) <= set("0123456789abcdef") and commit != revision:
+    if _COMMIT.fullmatch(revision) and commit != revision:
         raise SourceChanged(f"{what}: the hub answers with commit {commit[:_SHORT]}")
     siblings = info.siblings or []
     if len(siblings) > MOST_OBJECTS:
         raise SourceInvalid(f"{what} holds more than {MOST_OBJECTS} files")
     objects = {}
     for each in siblings:
-        if each.size is None:
-            raise SourceInvalid(f"{what}: the hub states no size of {each.rfilename[:200]!r}")
         sha256 = each.lfs.sha256 if each.lfs is not None else None
         tag = f"hub|{endpoint}|{repo}|{each.blob_id or commit}|{each.rfilename}|{each.size}"
-        objects[each.rfilename] = RemoteObject(each.rfilename, each.size, sha256, tag)
+        found = checked(RemoteObject(each.rfilename, each.size, sha256, tag), what)  # type: ignore[arg-type]
+        objects[found.name] = found
     return HubStore(repo, commit, endpoint, objects, token)
 
 
@@ -180,7 +182,9 @@ def _explained(what: str, token: str | None) -> Iterator[None]:
         ) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as error:
         raise _broken(error, what) from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except SourceError:
+        raise
+    except Exception:  # whatever a parser raises for an answer that it was not made for
         raise SourceInvalid(
             f"{what}: the answer is not that of a hub", hint="check the endpoint's address"
         ) from None
@@ -200,12 +204,24 @@ def _broken(error: Exception, what: str) -> SourceError:
     )
 
 
-def _followed(url: str, location: str, what: str) -> str:
+def _followed(url: str, location: str, endpoint: str, what: str) -> str:
     target = urljoin(url, location)
     scheme = urlsplit(target).scheme
     if scheme not in ("http", "https") or (urlsplit(url).scheme == "https" and scheme != "https"):
-        raise SourceUntrusted(f"{what}: the hub sends from {urlsplit(url).scheme} to {scheme or 'nowhere'}")
+        kind = "http" if scheme == "http" else "something else"
+        raise SourceUntrusted(
+            f"{what}: the hub sends from {urlsplit(url).scheme} to {kind}",
+            hint="correct the endpoint's address",
+        )
+    if _origin(target) != _origin(endpoint):
+        check_redirect(urlsplit(endpoint).hostname or "", urlsplit(target).hostname or "", what)
     return target
+
+
+def _host(url: str, token: str | None) -> str:
+    """The host of an address that the hub gave, unless it repeats the token in it."""
+    host = urlsplit(url).hostname or ""
+    return "another host" if not host or (token and token.lower() in host) else host[:100]
 
 
 def _origin(url: str) -> str:
@@ -214,20 +230,57 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{(parts.hostname or '').lower()}:{port}"
 
 
-def _stay(request: httpx2.Request) -> None:
-    """What the hub says about a repository comes from the hub: no redirect to elsewhere is followed."""
-    bound = _bound_to.get()
-    if bound is not None and _origin(str(request.url)) != bound:
-        raise SourceUntrusted(
-            f"the hub sends to {request.url.host} for what it should say itself",
-            hint="correct the endpoint's address",
+def _check_encoding(answer: httpx2.Response, what: str) -> None:
+    """Bytes are asked for as they are: packed ones could be a thousand times what was sent."""
+    if answer.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise SourceInvalid(
+            f"{what}: the answer is packed, which was not asked for", hint="switch compression off at the hub"
         )
 
 
+def _stay(request: httpx2.Request) -> None:
+    """What the hub says about a repository comes from the hub: no redirect to elsewhere is followed."""
+    bound = _bound_to.get()
+    if bound is None:
+        return
+    if _origin(str(request.url)) != bound:
+        raise SourceUntrusted(
+            "the hub sends to another address for what it should say itself",
+            hint="correct the endpoint's address",
+        )
+    request.headers["Accept-Encoding"] = "identity"
+
+
+def _bind(answer: httpx2.Response) -> None:
+    """What the hub says about a repository is not packed, not endless, and comes in good time."""
+    if _bound_to.get() is not None:
+        _check_encoding(answer, "the hub")
+        assert isinstance(answer.stream, httpx2.SyncByteStream)  # noqa: S101 - the client is a synchronous one
+        answer.stream = _Bounded(answer.stream)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    def __init__(self, stream: httpx2.SyncByteStream) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        return bounded(self._stream, "the hub")
+
+    def close(self) -> None:
+        self._stream.close()
+
+
 def _client() -> httpx2.Client:
-    return httpx2.Client(event_hooks={"request": [_stay]}, follow_redirects=True, timeout=_TIMEOUT)
+    client = httpx2.Client(
+        event_hooks={"request": [_stay], "response": [_bind]}, follow_redirects=True, timeout=_TIMEOUT
+    )
+    # One client serves all sources: a cookie that came with one's token must not go out with another's request.
+    client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    return client
 
 
 set_client_factory(_client)
 # It tells every address at INFO, and those of a content network are signed.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
+# It repeats what a server words as a warning, which may be what it was sent.
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

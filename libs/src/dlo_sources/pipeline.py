@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dlo_cache.source import Component, SourceFile, swap_files
 
-from dlo_sources.component import read_component
+from dlo_sources.component import check_count, read_component, read_config
 from dlo_sources.errors import SourceIncomplete, SourceInvalid, SourceNotFound
 from dlo_sources.fetch import Fetcher
 from dlo_sources.folder import CheckpointFolder, Folder
@@ -23,6 +23,7 @@ from dlo_sources.remote_folder import RemoteFolder
 from dlo_sources.weights import has_variant
 
 MODEL_INDEX: Final = "model_index.json"
+_MOST_COMPONENTS: Final = 64
 _COMPONENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -102,7 +103,7 @@ def open_remote(fetcher: Fetcher, *, variant: str = "") -> Pipeline:
 
 
 def _opened(folder: CheckpointFolder, variant: str) -> Pipeline:
-    index = folder.json(MODEL_INDEX)
+    index = read_config(folder, MODEL_INDEX)
     class_name = index.get("_class_name")
     if not isinstance(class_name, str):
         raise SourceInvalid(f"{folder.place}: {MODEL_INDEX} names no pipeline class", file=MODEL_INDEX)
@@ -112,10 +113,10 @@ def _opened(folder: CheckpointFolder, variant: str) -> Pipeline:
     _check_folders(folder, listed)
     if variant:
         _check_variant(folder, listed, variant)
-    components = {
-        name: read_component(folder, name, library, class_name, variant)
-        for name, (library, class_name) in listed.items()
-    }
+    components: dict[str, Component] = {}
+    for name, (library, component_class) in listed.items():
+        components[name] = read_component(folder, name, library, component_class, variant)
+        check_count(sum(len(each.tensors) for each in components.values()), folder.place)
     return Pipeline(None, folder.name, class_name, index, components, (folder.file(MODEL_INDEX),))
 
 
@@ -130,6 +131,10 @@ def _listed_components(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         if not _COMPONENT.fullmatch(name):
             raise SourceInvalid(f"{MODEL_INDEX}: {name[:100]!r} is no name of a component", file=MODEL_INDEX)
         listed[name] = (stated[0], stated[1])
+        if len(listed) > _MOST_COMPONENTS:
+            raise SourceInvalid(
+                f"{MODEL_INDEX} names more than {_MOST_COMPONENTS} components", file=MODEL_INDEX
+            )
     return listed
 
 

@@ -7,21 +7,23 @@ No word of a server gets into an error but its code, since a server may repeat w
 from __future__ import annotations
 
 import base64
-import re
+import time
 from binascii import Error as NotBase64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, SSLError
 from botocore.session import Session
+from dlo_cache.errors import Cancelled
+from dlo_cache.progress import Cancel, check_cancel
 from urllib3.exceptions import HTTPError
 
+from dlo_sources.bounds import bounded
 from dlo_sources.errors import (
     SourceChanged,
     SourceError,
@@ -31,11 +33,20 @@ from dlo_sources.errors import (
     SourceUnreachable,
     SourceUntrusted,
 )
-from dlo_sources.remote import CHUNK_BYTES, CONNECT_SECONDS, MOST_OBJECTS, READ_SECONDS, RemoteObject
+from dlo_sources.remote import (
+    CHUNK_BYTES,
+    CONNECT_SECONDS,
+    MOST_OBJECTS,
+    READ_SECONDS,
+    RemoteObject,
+    checked,
+)
 
 _REGION: Final = "us-east-1"
-_CODE: Final = re.compile(r"[A-Za-z]{1,60}")
 _STREAMS: Final = 8
+_ANSWER_BYTES: Final = 8 << 20  # a page of a listing has a thousand objects at most
+_MOST_PAGES: Final = 2_000
+_LISTING_SECONDS: Final = 600.0
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _ABSENT: Final = frozenset({"404", "NoSuchBucket", "NoSuchKey", "NotFound"})
 _REFUSED: Final = frozenset(
@@ -47,6 +58,24 @@ _REFUSED: Final = frozenset(
         "SignatureDoesNotMatch",
         "ExpiredToken",
         "InvalidToken",
+    }
+)
+# Codes that help; a server could say anything in the place of one, and what it was sent.
+_TOLD: Final = (
+    _ABSENT
+    | _REFUSED
+    | {
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "InternalError",
+        "InvalidBucketName",
+        "InvalidObjectState",
+        "InvalidRequest",
+        "PermanentRedirect",
+        "PreconditionFailed",
+        "RequestTimeTooSkewed",
+        "ServiceUnavailable",
+        "SlowDown",
     }
 )
 
@@ -98,20 +127,30 @@ class S3Store:
 
 
 def open_s3(
-    bucket: str, prefix: str, *, endpoint: str | None = None, credential: Credential | None = None
+    bucket: str,
+    prefix: str,
+    *,
+    endpoint: str | None = None,
+    credential: Credential | None = None,
+    cancel: Cancel | None = None,
 ) -> S3Store:
     """The objects below ``prefix`` as they are listed now; without ``endpoint`` those of AWS.
 
-    Raises SourceUnauthorized, SourceNotFound, SourceUnreachable, SourceUntrusted, SourceInvalid.
+    Raises SourceUnauthorized, SourceNotFound, SourceUnreachable, SourceUntrusted, SourceInvalid, Cancelled.
     """
     prefix = prefix.strip("/")
     prefix = f"{prefix}/" if prefix else ""
     what = f"s3://{bucket}/{prefix}".rstrip("/")
     with _explained(what):
         client = _client(endpoint, credential)
-        listed = _listed(client, bucket, prefix, what)
+        listed = _listed(client, bucket, prefix, what, cancel)
+
+        def stated(each: dict[str, Any]) -> str | None:
+            check_cancel(cancel, f"asking for the digests of {what}")
+            return _stated_sha256(client, bucket, each, what)
+
         with ThreadPoolExecutor(_STREAMS, "s3-head") as pool:
-            digests = list(pool.map(lambda each: _stated_sha256(client, bucket, each, what), listed))
+            digests = list(pool.map(stated, listed))
     if not listed:
         raise SourceNotFound(
             f"{what}: there is no object", hint="check bucket and prefix", code="RemoteNotFound"
@@ -120,7 +159,7 @@ def open_s3(
     for each, sha256 in zip(listed, digests, strict=True):
         name, etag, size = each["Key"].removeprefix(prefix), each["ETag"], each["Size"]
         tag = f"s3|{endpoint or 'aws'}|{bucket}|{each['Key']}|{etag}|{size}"
-        objects[name], etags[name] = RemoteObject(name, size, sha256, tag), etag
+        objects[name], etags[name] = checked(RemoteObject(name, size, sha256, tag), what), etag
     return S3Store(bucket, prefix, objects, etags, client)
 
 
@@ -148,30 +187,72 @@ def _client(endpoint: str | None, credential: Credential | None) -> Any:
     if endpoint is not None:
         # The client would follow AWS's redirects to a bucket's region, and a store that only redirects for ever.
         client.meta.events.register_first("needs-retry.s3", _follow_nothing)
+    # The library has no public way to bound what it reads of an answer.
+    client._endpoint.http_session = _Session(client._endpoint.http_session)
     return client
+
+
+class _Session:
+    """The library's way to send a request; an answer's body is read in bounds, by what came rather than by full
+    pieces, so that a store that drips is noticed."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def send(self, request: Any) -> Any:
+        request.stream_output = True  # else all of it would be read in here
+        answer = self._inner.send(request)
+        answer.raw = _Body(answer.raw)
+        return answer
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Body:
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def stream(self) -> Iterator[bytes]:
+        pieces = iter(lambda: self._raw.read1(CHUNK_BYTES), b"")
+        yield from bounded(pieces, "S3", most_bytes=_ANSWER_BYTES)
+
+    def read(self, amt: int | None = None) -> bytes:
+        return bytes(self._raw.read1(CHUNK_BYTES if amt is None else amt))
+
+    def close(self) -> None:
+        self._raw.close()
 
 
 def _follow_nothing(response: tuple[Any, Any] | None, **_: object) -> None:
     if response is not None and response[0].status_code in _REDIRECTS:
-        place = urlsplit(response[0].headers.get("location", "")).hostname
         raise SourceUntrusted(
-            f"the S3 endpoint sends to {place or 'another address'}, which is not followed",
+            "the S3 endpoint sends to another address, which is not followed",
             hint="name the right address of the store in the Helm values",
         )
 
 
-def _listed(client: Any, bucket: str, prefix: str, what: str) -> list[dict[str, Any]]:
+def _listed(client: Any, bucket: str, prefix: str, what: str, cancel: Cancel | None) -> list[dict[str, Any]]:
     """The objects that can be files of a checkpoint: folder marks and hidden names are left out."""
     listed: list[dict[str, Any]] = []
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+    began = time.monotonic()
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    for number, page in enumerate(pages):
+        check_cancel(cancel, f"listing {what}")
         for each in page.get("Contents", ()):
             name = each["Key"].removeprefix(prefix)
+            if not each["Key"].startswith(prefix):
+                raise SourceInvalid(
+                    f"{what}: the store lists what was not asked for", hint="check the endpoint's address"
+                )
             if not name.endswith("/") and not name.startswith(".") and "/." not in name:
                 listed.append(each)
-        if len(listed) > MOST_OBJECTS:
+        if len(listed) > MOST_OBJECTS or number > _MOST_PAGES:
             raise SourceInvalid(
                 f"{what} holds more than {MOST_OBJECTS} objects", hint="name a narrower prefix"
             )
+        if time.monotonic() - began > _LISTING_SECONDS:
+            raise SourceUnreachable(f"{what}: listing it takes too long", hint="name a narrower prefix")
     return listed
 
 
@@ -214,7 +295,9 @@ def _explained(what: str) -> Iterator[None]:
             f"{what}: the store gave no answer ({type(error).__name__})",
             hint="check the network and the endpoint",
         ) from None
-    except (KeyError, ValueError, TypeError):
+    except (SourceError, Cancelled):
+        raise
+    except Exception:  # whatever a parser raises for an answer that it was not made for
         raise SourceInvalid(
             f"{what}: the answer is not that of an S3 store", hint="check the endpoint's address"
         ) from None
@@ -223,7 +306,7 @@ def _explained(what: str) -> Iterator[None]:
 def _failure(error: ClientError, what: str) -> SourceError:
     stated = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    code = stated if _CODE.fullmatch(stated) else str(status)
+    code = stated if stated in _TOLD else "without a known code"
     if status == 412 or code == "PreconditionFailed":
         return _changed(what)
     if code in _REFUSED or status in (401, 403):

@@ -46,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         os.environ["KUBECONFIG"] = settings.kubeconfig
         login = kopf.login_with_kubeconfig
     clock, rng = Clock(), random.Random()  # noqa: S311 - jitter, no secret
-    operator = assemble(
-        gateway, settings, clock=clock, engines=HttpEngines(time.monotonic), rng=rng, metrics=metrics
-    )
+    engines = HttpEngines(time.monotonic)
+    operator = assemble(gateway, settings, clock=clock, engines=engines, rng=rng, metrics=metrics)
+    engines.answered = operator.look_at
     leader = Leader(
         gateway, settings.plan.namespace, settings.identity, monotonic=clock.monotonic, now=clock.now
     )

@@ -27,6 +27,7 @@ from dlo_kube.kinds import (
 from dlo_operator.gather import SOURCE_LABEL
 from dlo_operator.leader import LEASE_NAME
 from dlo_operator.nodes import label_object, warm_labels
+from dlo_operator.reconcile.volumes import VOLUME_LABEL
 
 _OURS = {"app.kubernetes.io/managed-by": OPERATOR_FIELD_MANAGER}
 
@@ -115,7 +116,9 @@ def _delete_unused(gateway: Gateway, kind: Kind) -> Iterator[bool]:
     except NotFound:
         deployments = ()
     used = {obj["metadata"]["namespace"] for obj in deployments if "deletionTimestamp" not in obj["metadata"]}
-    yield from _delete_all(gateway, kind, None, lambda obj: _is_ours(obj) and _claimed_from(obj) not in used)
+    yield from _delete_all(
+        gateway, kind, None, lambda obj: _is_our_volume(obj) and _claimed_from(obj) not in used
+    )
 
 
 def _claimed_from(obj: Object) -> str:
@@ -146,6 +149,10 @@ def _unlabel_nodes(gateway: Gateway) -> Iterator[bool]:
 def _is_ours(obj: Object) -> bool:
     labels = obj["metadata"].get("labels") or {}
     return all(labels.get(key) == value for key, value in _OURS.items())
+
+
+def _is_our_volume(obj: Object) -> bool:
+    return _is_ours(obj) and VOLUME_LABEL in (obj["metadata"].get("labels") or {})
 
 
 def _is_our_lease(obj: Object) -> bool:

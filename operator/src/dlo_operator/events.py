@@ -1,4 +1,4 @@
-"""Events on transitions of conditions, and on nothing else.
+"""What of a changed status is news: what has to be told at once, and what is worth an Event.
 
 An Event's name follows from the transition, so that saying it twice is refused by the API server. Events are a
 courtesy: losing one must not fail a reconcile.
@@ -32,15 +32,21 @@ _ORDINARY: Final = frozenset(
         "Suspended",
         "Unreported",
         "Deferred",
+        "NotAccepted",
     }
 )
+#: Conditions that people and scripts wait for.
+_DECISIVE: Final = frozenset({names.ACCEPTED, names.READY, names.STALLED})
 _NOTE: Final = 1024
 
 Condition = Mapping[str, Any]
 
 
 def transitions(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Condition, ...]:
-    """The conditions that became True, or failed for a reason that is news."""
+    """What somebody may want to act on: that it is ready, failures that are news, and that one of these has ended.
+
+    What happens on the way of every deployment is none: conditions show it, and a fleet's events would push others out.
+    """
     known = {condition.get("type"): condition for condition in before}
     told: list[Condition] = []
     for condition in after:
@@ -49,15 +55,35 @@ def transitions(before: Iterable[Condition], after: Iterable[Condition]) -> tupl
         if same or condition["type"] not in _TOLD:
             continue
         if condition["status"] == "True":
-            if old.get("status") != "True" and (old or condition["type"] == names.READY):
+            if old.get("status") != "True" and (condition["type"] == names.READY or failing(old)):
                 told.append(condition)
-        elif condition["reason"] not in _ORDINARY:
+        elif failing(condition):
             told.append(condition)
     # What Ready copies up from another condition is said once.
     reasons = {c["reason"] for c in told if c["type"] != names.READY}
     return tuple(
         c for c in told if c["type"] != names.READY or c["status"] == "True" or c["reason"] not in reasons
     )
+
+
+def failing(condition: Condition) -> bool:
+    """Whether it is not True for a reason that is news."""
+    return condition.get("status") in ("False", "Unknown") and condition.get("reason") not in _ORDINARY
+
+
+def urgent(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a reader waits for what is new in a status: that the spec was seen, that it is ready, that it fails.
+
+    Words, counts and steps on the ordinary way are not: they are written once in a while, and with what is urgent.
+    """
+    return bool(_waited_for(before) != _waited_for(after))
+
+
+def _waited_for(status: Mapping[str, Any]) -> Any:
+    conditions = [c for c in status.get("conditions", ()) if c.get("type") in names.DEPLOYMENT_CONDITIONS]
+    verdicts = {c["type"]: c.get("status") for c in conditions if c["type"] in _DECISIVE}
+    faults = {c["type"]: c.get("reason") for c in conditions if c["type"] in _TOLD and failing(c)}
+    return status.get("observedGeneration"), verdicts, faults
 
 
 class Recorder:

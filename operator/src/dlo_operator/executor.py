@@ -6,7 +6,6 @@ behind our back; deletes look again first and name the uid they mean.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -55,8 +54,9 @@ class Executor:
             live: the object as it was read.
             guarded: change that version of that object and no other, since something of it is taken away.
         """
-        stamped = copy.deepcopy(intent)
-        stamped["metadata"].setdefault("annotations", {})[APPLIED] = digest_of(intent)[:16]
+        meta = intent["metadata"]
+        notes = {**(meta.get("annotations") or {}), APPLIED: digest_of(intent)[:16]}
+        stamped = {**intent, "metadata": {**meta, "annotations": notes}}
         if live is not None and stands(stamped, live):
             return False
         if live is not None and guarded:
@@ -153,20 +153,6 @@ def status_differs(obj: Object, intent: Mapping[str, Any]) -> bool:
         for entry in managed
         if entry.get("manager") == OPERATOR_FIELD_MANAGER and entry.get("subresource") == "status"
     )
-
-
-def urgent(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether a reader waits for what is new in a status: a verdict, a size; not words, and not progress."""
-    return bool(_verdicts(before) != _verdicts(after))
-
-
-def _verdicts(status: Mapping[str, Any]) -> Any:
-    conditions = {
-        c.get("type"): (c.get("status"), c.get("reason"), c.get("observedGeneration"))
-        for c in status.get("conditions", ())
-    }
-    sizes = [status.get(name) or 0 for name in ("replicas", "updatedReplicas", "readyReplicas")]
-    return status.get("observedGeneration"), status.get("revision"), conditions, sizes
 
 
 def _holds(intent: Any, live: Any) -> bool:

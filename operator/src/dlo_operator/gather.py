@@ -5,7 +5,7 @@ What a Secret holds never enters the inputs: only whether it may be read, and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -16,6 +16,7 @@ from dlo_kube.errors import Denied
 from dlo_kube.gateway import Gateway, Object
 from dlo_kube.kinds import (
     DEPLOYMENT,
+    DIFFUSION_DEPLOYMENT,
     NAMESPACE,
     PERSISTENT_VOLUME,
     PERSISTENT_VOLUME_CLAIM,
@@ -31,13 +32,13 @@ from dlo_operator.heartbeats import Heartbeats
 from dlo_operator.mirror import Mirror
 from dlo_operator.reconcile.entries import id_of_source, secret_of
 from dlo_operator.reconcile.inputs import (
-    CacheFacts,
     DeploymentInputs,
     EngineReport,
     PlanSettings,
     SecretState,
     VolumeFacts,
 )
+from dlo_operator.reconcile.shortlist import interest
 from dlo_operator.reconcile.volumes import claim_name, volume_name
 from dlo_operator.reconcile.workload import selector
 
@@ -49,7 +50,10 @@ class Engines(Protocol):
     """Asks engines what they run on."""
 
     def report(self, pod: Object, port: int) -> EngineReport | None:
-        """What the engine in a pod says of itself; None when it cannot be asked."""
+        """What the engine in a pod says of itself; None when it cannot be asked, or has not answered yet."""
+
+    def asking(self, pod: Object) -> bool:
+        """Whether an answer is under way."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,13 @@ class Gathered:
         inputs: for the plan.
         live: children and volumes that exist, by kind and name.
         secret_copy: the credential as agents shall see it; None when there is none.
+        asking: whether engines were asked that have not answered yet.
     """
 
     inputs: DeploymentInputs
     live: Mapping[tuple[str, str], Object]
     secret_copy: Object | None
+    asking: bool = False
 
     def standing(self, intent: Object) -> Object | None:
         """The object that an intent would change, as it was read; None when there was none."""
@@ -95,11 +101,16 @@ class Gatherer:
         meta = obj["metadata"]
         name, namespace, uid = meta["name"], meta["namespace"], meta["uid"]
         spec, error = observe.read_spec(obj)
-        live, foreign = self._children(name, namespace, uid)
+        live, foreign, leaving = self._children(name, namespace, uid)
         secret, copy = self._secret(spec, namespace)
         workload = live.get((DEPLOYMENT.kind, name))
-        caches = self._facts.caches()
-        volumes = self._volumes(spec, namespace, caches, live)
+        facts = observe.read_workload(workload) if workload is not None else None
+        found = self._reader.list(POD, namespace, labels=selector(name)).items
+        pods = tuple(observe.read_pod(pod, self._report(pod, spec)) for pod in found)
+        records = [pod.record for pod in pods] + ([facts.record] if facts is not None else [])
+        ids = interest(spec, namespace, (record for record in records if record is not None))
+        fleet = self._facts.look(spec, ids)
+        volumes = self._volumes(spec, namespace, fleet.shortlist.roots, live)
         inputs = DeploymentInputs(
             name=name,
             namespace=namespace,
@@ -108,28 +119,28 @@ class Gatherer:
             spec=spec,
             spec_error=error,
             status=obj.get("status") or {},
-            nodes=self._facts.nodes(),
-            caches=caches,
-            pods=tuple(
-                observe.read_pod(pod, self._report(pod, spec))
-                for pod in self._reader.list(POD, namespace, labels=selector(name)).items
-            ),
-            workload=observe.read_workload(workload) if workload is not None else None,
+            nodes=fleet.nodes,
+            caches=fleet.caches,
+            pods=pods,
+            workload=facts,
             foreign=foreign,
+            leaving=leaving,
             has_budget=(POD_DISRUPTION_BUDGET.kind, name) in live,
             secret=secret,
             pod_security=self._enforced(spec, namespace),
             volumes=volumes,
             settings=self._settings,
             now=self._now(),
+            shortlist=fleet.shortlist,
         )
-        return Gathered(inputs, live, copy)
+        return Gathered(inputs, live, copy, any(self._engines.asking(pod) for pod in found))
 
     def _children(
         self, name: str, namespace: str, uid: str
-    ) -> tuple[dict[tuple[str, str], Object], tuple[str, ...]]:
+    ) -> tuple[dict[tuple[str, str], Object], tuple[str, ...], tuple[str, ...]]:
         live: dict[tuple[str, str], Object] = {}
         foreign: list[str] = []
+        leaving: list[str] = []
         for kind in (DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET):
             found = self._reader.get(kind, name, namespace)
             if found is None:
@@ -137,9 +148,12 @@ class Gatherer:
             owners = found["metadata"].get("ownerReferences") or ()
             if any(owner.get("uid") == uid for owner in owners):
                 live[kind.kind, name] = found
+            elif any((o.get("kind"), o.get("name")) == (DIFFUSION_DEPLOYMENT.kind, name) for o in owners):
+                # Of a deployment that was deleted and made again: the garbage collector is on its way.
+                leaving.append(f"{kind.kind} {name}")
             else:
                 foreign.append(f"{kind.kind} {name}")
-        return live, tuple(foreign)
+        return live, tuple(foreign), tuple(leaving)
 
     def _enforced(self, spec: DiffusionDeploymentSpec | None, namespace: str) -> str:
         """The level of Pod Security that the namespace enforces, where that may matter."""
@@ -155,17 +169,12 @@ class Gatherer:
         self,
         spec: DiffusionDeploymentSpec | None,
         namespace: str,
-        caches: Mapping[str, CacheFacts],
+        roots: Iterable[str],
         live: dict[tuple[str, str], Object],
     ) -> dict[str, VolumeFacts]:
         """What stands of the volume of each root, also put into `live`; read only where volumes are asked for."""
         if spec is None or spec.cache.mount != "PersistentVolume":
             return {}
-        roots = {
-            cache.status.root.path
-            for cache in caches.values()
-            if cache.status is not None and cache.status.root is not None and cache.status.root.path
-        }
         found: dict[str, VolumeFacts] = {}
         for root in sorted(roots):
             volume = self._gateway.get(PERSISTENT_VOLUME, volume_name(namespace, root))

@@ -79,6 +79,24 @@ def count_reconnects(counter: Counter) -> None:
     log.addFilter(_Reconnects(counter))
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """No handler asks what has changed in an object, for which kopf would copy each one it is told of."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
+        """Nothing of the object."""
+        del body, extra_fields
+        return {}
+
+    def fetch(self, *, body: kopf.Body) -> Any:
+        """Nothing was kept."""
+        del body
+        return {}
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: Any) -> None:
+        """Nothing is kept."""
+        del body, patch, essence
+
+
 def settings(rng: random.Random) -> kopf.OperatorSettings:
     """kopf's settings: streams that end, requests that end, and nothing written on objects."""
     made = kopf.OperatorSettings()
@@ -102,7 +120,7 @@ def settings(rng: random.Random) -> kopf.OperatorSettings:
     made.posting.enabled = False
     made.persistence.finalizer = f"{GROUP}/finalizer"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    made.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    made.persistence.diffbase_storage = _NoDiffs()
     made.peering.standalone = True
     made.scanning.disabled = True
     for kind in OURS:

@@ -26,6 +26,7 @@ class Heartbeats:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}
         self._late: frozenset[str] = frozenset()
+        self._states: dict[str, bool] = {}
 
     def refresh(self) -> frozenset[str]:
         """Looks at the Leases; the nodes that became late, or came back or were first seen, since last time.
@@ -51,13 +52,19 @@ class Heartbeats:
             )
             changed = (late ^ self._late) | appeared | (known.keys() - self._seen.keys())
             self._late = late
+            states = {name: name in late for name in self._seen}
+            if states != self._states:
+                self._states = states
             return frozenset(changed)
 
-    def ages(self) -> dict[str, float]:
-        """Seconds since each heartbeat was seen to move, by node; those without one are absent."""
+    def late(self) -> Mapping[str, bool]:
+        """Whether each heartbeat was late at the last look; nodes without one are absent.
+
+        The same object while nothing has changed. A heartbeat ages by looks alone: while none succeeds, nothing is
+        known of any.
+        """
         with self._lock:
-            now = self._monotonic()
-            return {name: now - since for name, (_, since) in self._seen.items()}
+            return self._states
 
     def age(self, node: str) -> float | None:
         """Seconds since the heartbeat was seen to move; None when there is none."""

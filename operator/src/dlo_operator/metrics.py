@@ -56,7 +56,7 @@ class Metrics:
         )
         self.watch_activity = Gauge(
             "dlo_watch_last_activity_timestamp_seconds",
-            "When a watch last told something.",
+            "When a watch last told something, or a listing showed that it had told everything.",
             ["kind"],
             registry=registry,
         )

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from dlo_kube.errors import Unavailable
@@ -61,6 +62,7 @@ class _Shelf:
         owned: places by namespace and the deployment that they belong to.
         view: what parsed values are made by; None where nobody asks for them.
         viewed, stale: parsed values by name, and the names whose value has to be made anew.
+        news, number: for each name the number of its last change, in that order, and the last number.
     """
 
     view: View | None = None
@@ -71,7 +73,17 @@ class _Shelf:
     owner: dict[Place, Place] = field(default_factory=dict)
     viewed: dict[str, Any] = field(default_factory=dict)
     stale: set[str] = field(default_factory=set)
+    news: dict[str, int] = field(default_factory=dict)
+    number: int = 0
     synced: bool = False
+
+    def spoil(self, name: str) -> None:
+        """The parsed value of a name, if there are any, is one of an earlier version."""
+        if self.view is not None:
+            self.stale.add(name)
+            self.number += 1
+            self.news.pop(name, None)
+            self.news[name] = self.number
 
 
 class Mirror:
@@ -175,6 +187,13 @@ class Mirror:
                 shelf.viewed, shelf.stale = made, set()
             return shelf.viewed
 
+    def changed(self, kind: Kind, since: int) -> tuple[int, frozenset[str]]:
+        """Names of a kind without a namespace that have changed or gone since a number, and the number of now."""
+        with self._lock:
+            shelf = self._shelves[kind.kind]
+            found = takewhile(lambda name: shelf.news[name] > since, reversed(shelf.news))
+            return shelf.number, frozenset(found)
+
     # -- being told ------------------------------------------------------------------------------------------
 
     def take(self, obj: Mapping[str, Any], *, deleted: bool) -> bool:
@@ -238,6 +257,8 @@ class Mirror:
                 self._bury(shelf, place, as_of)
             # Events and answers from before this list are not late by that much.
             shelf.buried = {p: version for p, version in shelf.buried.items() if version >= as_of}
+            known = {name for _, name in (*shelf.kept, *shelf.buried)}
+            shelf.news = {name: number for name, number in shelf.news.items() if name in known}
             shelf.synced = True
         return Corrections(tuple(changed), gone)
 
@@ -275,8 +296,7 @@ class Mirror:
         shelf.buried.pop(place, None)
         shelf.kept[place] = version, json.dumps(lean(obj), separators=(",", ":")).encode()
         self._index(shelf, place, (obj["metadata"].get("labels") or {}).get(DEPLOYMENT_LABEL))
-        if shelf.view is not None:
-            shelf.stale.add(place[1])
+        shelf.spoil(place[1])
         return True
 
     def _bury(self, shelf: _Shelf, place: Place, version: int) -> bool:
@@ -289,8 +309,7 @@ class Mirror:
             return False
         del shelf.kept[place]
         self._index(shelf, place, None)
-        if shelf.view is not None:
-            shelf.stale.add(place[1])
+        shelf.spoil(place[1])
         return True
 
     @staticmethod

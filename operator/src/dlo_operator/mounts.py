@@ -15,6 +15,7 @@ from dlo_kube.kinds import PERSISTENT_VOLUME, PERSISTENT_VOLUME_CLAIM
 
 from dlo_operator.executor import Executor
 from dlo_operator.keys import Key
+from dlo_operator.reconcile.volumes import VOLUME_LABEL
 
 _OURS = {"app.kubernetes.io/managed-by": OPERATOR_FIELD_MANAGER}
 Claim = tuple[str, str]  # namespace, name
@@ -48,7 +49,8 @@ class MountBook:
         return gone
 
     def _unused(self, obj: Object) -> bool:
-        ours = (obj["metadata"].get("labels") or {}).items() >= _OURS.items()
+        labels = obj["metadata"].get("labels") or {}
+        ours = labels.items() >= _OURS.items() and VOLUME_LABEL in labels
         with self._lock:
             used = {(key.namespace, name) for key, names in self._mounted.items() for name in names}
         return ours and _claim(obj) not in used

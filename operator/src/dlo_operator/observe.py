@@ -30,6 +30,7 @@ from dlo_operator.reconcile.inputs import (
 from dlo_operator.reconcile.pod import ENGINE
 from dlo_operator.reconcile.record import read_record
 from dlo_operator.reconcile.revision import REVISION_LABEL
+from dlo_operator.reconcile.shapes import misshapen
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -49,11 +50,13 @@ _BROKEN_WAITS: Final = frozenset(
 def read_spec(obj: Object) -> tuple[DiffusionDeploymentSpec | None, str]:
     """The spec, or None and why it cannot be read."""
     try:
-        return _model(DiffusionDeploymentSpec, obj.get("spec") or {}), ""
+        spec = _model(DiffusionDeploymentSpec, obj.get("spec") or {})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         return None, f"spec.{where}: {first['msg']} — correct it and apply again"
+    wrong = misshapen(spec)
+    return (None, f"{wrong} — correct it and apply again") if wrong else (spec, "")
 
 
 def read_node(obj: Object) -> NodeFacts:

@@ -18,6 +18,9 @@ from dlo_operator.keys import Key
 FIRST_SECONDS: Final = 0.5
 LONGEST_SECONDS: Final = 300.0
 _MOST_DOUBLINGS: Final = 20
+#: A Node's key gives way to those of deployments that came up to so much later: what they need of the node meanwhile
+#: is then written with it, and in a burst users' changes come first. It never waits for more than that.
+BEHIND_SECONDS: Final = 3.0
 
 
 class Taken(NamedTuple):
@@ -39,7 +42,7 @@ def pause(
 class Schedule:
     """The queue's state, with the time as an argument of everything. Not safe for threads by itself."""
 
-    _heap: list[tuple[float, int, Key]] = field(default_factory=list)
+    _heaps: dict[str, list[tuple[float, int, Key]]] = field(default_factory=dict)
     _due: dict[Key, float] = field(default_factory=dict)
     _running: dict[Key, float | None] = field(default_factory=dict)
     _failures: dict[Key, int] = field(default_factory=dict)
@@ -55,14 +58,14 @@ class Schedule:
             return
         self._due[key] = at
         self._added += 1
-        heapq.heappush(self._heap, (at, self._added, key))
+        heapq.heappush(self._heaps.setdefault(key.kind, []), (at, self._added, key))
 
     def pop(self, now: float) -> Taken | None:
-        """The key that has been due for longest; it counts as running until `finish`."""
-        self._drop_stale()
-        if not self._heap or self._heap[0][0] > now:
+        """The key that has been due for longest, Nodes behind; it counts as running until `finish`."""
+        due = [heap for heap in self._live() if heap[0][0] <= now]
+        if not due:
             return None
-        at, _, key = heapq.heappop(self._heap)
+        at, _, key = heapq.heappop(min(due, key=_turn))
         del self._due[key]
         self._running[key] = None
         return Taken(key, now - at)
@@ -86,8 +89,7 @@ class Schedule:
 
     def next_due(self) -> float | None:
         """When the next key is due; None when there is none."""
-        self._drop_stale()
-        return self._heap[0][0] if self._heap else None
+        return min((heap[0][0] for heap in self._live()), default=None)
 
     def depth(self) -> dict[str, int]:
         """Keys that wait, by kind."""
@@ -96,9 +98,18 @@ class Schedule:
             found[key.kind] = found.get(key.kind, 0) + 1
         return found
 
-    def _drop_stale(self) -> None:
-        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
+    def _live(self) -> list[list[tuple[float, int, Key]]]:
+        """The heaps that have a key, one that counts first in each."""
+        for heap in self._heaps.values():
+            while heap and self._due.get(heap[0][2]) != heap[0][0]:
+                heapq.heappop(heap)
+        return [heap for heap in self._heaps.values() if heap]
+
+
+def _turn(heap: list[tuple[float, int, Key]]) -> tuple[float, int]:
+    """When the first key of a heap has its turn."""
+    at, number, key = heap[0]
+    return at + (BEHIND_SECONDS if key.kind == "Node" else 0.0), number
 
 
 class Queue:

@@ -83,7 +83,8 @@ class Runner:
             )
         finally:
             lag.cancel()
-        self._stop.set()
+            # Also when kopf has failed: a thread of its own waits for the flag, and the loop for that thread.
+            self._stop.set()
 
     async def _measure_lag(self) -> None:
         while True:

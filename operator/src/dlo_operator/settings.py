@@ -25,7 +25,7 @@ class Settings:
 
     plan: PlanSettings
     identity: str
-    workers: int = 8
+    workers: int = 12
     resync_seconds: float = 300.0
     heartbeat_seconds: float = 15.0
     metrics_port: int = 9090
@@ -65,7 +65,13 @@ def parse(argv: Sequence[str]) -> Settings:
     add(
         "--identity", required=True, help="name of this process among the operator's replicas: its pod's name"
     )
-    add("--workers", type=int, default=8, metavar="N")
+    add(
+        "--workers",
+        type=int,
+        default=12,
+        metavar="N",
+        help="reconciles at the same time; each waits for the API server most of the time",
+    )
     add("--resync-seconds", type=float, default=300.0, metavar="S")
     add("--heartbeat-seconds", type=float, default=15.0, metavar="S")
     add("--metrics-port", type=int, default=9090, metavar="N")

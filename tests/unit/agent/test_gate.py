@@ -184,6 +184,10 @@ def test_the_deadline_has_its_own_exit_status(tmp_path: Path, capfd: pytest.Capt
         ({"kind": "Other"}, "is not Layout or Files"),
         ({"rank": 1}, "rank 1 is not that of coordinate 0/2"),
         ({"kind": "Files"}, "kind Files has no rank"),
+        ({"kind": ["Layout"]}, "is not Layout or Files"),
+        ({"coordinate": f"0/{'9' * 5000}"}, "a coordinate like 0/2"),
+        ({"coordinate": "0/\u0662"}, "a coordinate like 0/2"),
+        ({"rank": True}, "needs a rank"),
     ],
 )
 def test_wants_are_checked(change: dict[str, Any], said: str) -> None:
@@ -195,8 +199,40 @@ def test_wants_are_checked(change: dict[str, Any], said: str) -> None:
         parse_wants(json.dumps([entry | change]))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", "nonsense"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[1]", "nonsense", "[" * 100_000, "9" * 5000])
 def test_wants_that_are_none(text: str) -> None:
     """A gate with nothing to check would pass everything."""
     with pytest.raises(UsageError):
         parse_wants(text)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        [],
+        [["key", 1]],
+        None,
+        "text",
+        {"entry": "aa", "phase": "Building", "key": ["a"]},
+        {"entry": "aa", "phase": 7},
+        {"entry": "aa", "phase": "Building", "key": "a" * 64, "total": -1},
+        {"entry": "aa", "phase": "Building", "key": "a" * 64, "total": True},
+        {"entry": "aa", "phase": "Failed", "key": "a" * 64, "message": {"a": 1}},
+    ],
+)
+def test_progress_that_is_none(tmp_path: Path, note: object) -> None:
+    """Whatever lies where an agent writes its progress: the gate says what it sees itself."""
+    root = init_root(tmp_path / "cache").path
+    (root / "v1/progress/aa.json").write_text(json.dumps(note))
+    entry = {"rank": 0, "component": "transformer", "coordinate": "0/2", "kind": "Layout"}
+    wanted = parse_wants(json.dumps([entry | {"inputKey": "a" * 64, "manifestSha256": "b" * 64}]))
+    with pytest.raises(DeadlinePassed, match="waiting for the node's agent"):
+        pass_gate(
+            root,
+            wanted,
+            tmp_path / "out.json",
+            deadline_seconds=0,
+            poll_seconds=0.05,
+            optional_layout=False,
+            say=lambda _: None,
+        )

@@ -182,6 +182,20 @@ def test_commands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert [line.split(":")[1].strip() for line in lines] == ["RootNotDirectory", "Usage"]
 
 
+def test_a_gate_that_waits_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """By its own handler: the first process of a container has no other, and its pod waits for it."""
+    want = f'[{{"rank":null,"component":null,"coordinate":null,"kind":"Files","inputKey":"{"a" * 64}",'
+    want += f'"manifestSha256":"{"b" * 64}"}}]'
+    words = ["gate", "--root", str(tmp_path), "--out", str(tmp_path / "out.json"), "--want-json", want]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dlo_agent", *words], stderr=subprocess.PIPE, text=True
+    ) as waiting:
+        assert waiting.stderr is not None
+        assert "RootNotMounted" in waiting.stderr.readline()
+        waiting.terminate()
+        assert waiting.wait(timeout=10) == 128 + signal.SIGTERM
+
+
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:
     """The real command, as a process of its own."""
     words = ["run", "--root", str(tmp_path), "--node", "n", "--kubeconfig", str(tmp_path / "none")]

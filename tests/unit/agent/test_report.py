@@ -85,6 +85,17 @@ def test_free_bytes_come_in_steps_of_one_per_cent() -> None:
     assert made["root"]["freeBytes"] == 99 * GIB
 
 
+def test_free_bytes_at_the_edge_of_a_step() -> None:
+    """To and fro over an edge is told once, downwards; two steps up are told, and never more than there is."""
+    seen: list[int] = []
+    before: dict[str, Any] | None = None
+    for free in (99 * GIB, 99 * GIB - 1, 99 * GIB + 1, 98 * GIB, 100 * GIB, 97 * GIB):
+        before = status(replace(READY, disk=Disk(100 * GIB, free, "xfs", None)), before)
+        seen.append(before["root"]["freeBytes"] // GIB)
+        assert before["root"]["freeBytes"] <= free
+    assert seen == [99, 98, 98, 98, 100, 97]
+
+
 SOURCE = wanted().sources["5e"]
 ENTRY = wanted(layout(0)).entries[0]
 BUILD = Build("", SOURCE, (ENTRY,), DIGEST)

@@ -17,6 +17,7 @@ _VLLM = {"spec.engine.kind": "VllmOmni"}
 # rule -> changes that break it and nothing else.
 BREAKS: dict[str, list[dict[str, Any]]] = {
     "NameLength": [{"metadata.name": "n" * 41}],
+    "NameOfService": [{"metadata.name": name} for name in ("2nd", "a.b", "0")],
     "OneSource": [
         {"spec.model.source": {}},
         {"spec.model.source.huggingFace": {"repo": "org/name"}},

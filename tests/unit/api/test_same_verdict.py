@@ -219,4 +219,9 @@ def test_generated_specs_reach_every_rule_and_both_verdicts() -> None:
     collect()
     assert sum(rules == () for rules in seen) >= 15
     broken = {rule for rules in seen for rule in rules}
-    assert {r.name for r in RULES} - broken <= {"NameLength", "EngineKindFixed", "RolloutCanMove"}
+    assert {r.name for r in RULES} - broken <= {
+        "NameLength",
+        "NameOfService",
+        "EngineKindFixed",
+        "RolloutCanMove",
+    }

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from dlo_api.names import SECRET_READER_ROLE
 from dlo_cache.layout_json import parse_layout
+from dlo_operator.reconcile.volumes import PREFIX
 from dlo_operator.reconcile.workload import ENGINE_NAME, selector
 from unit.chart.rendering import CHART, containers, helm, of_kind, one, pods, render, rendered, template
 
@@ -209,6 +210,12 @@ def test_policies_are_bound_and_name_the_accounts_that_pods_use() -> None:
         bindings = [obj["spec"] for obj in of_kind(objects, "ValidatingAdmissionPolicyBinding")]
         assert {binding["policyName"] for binding in bindings} == set(policies)
         assert {tuple(binding["validationActions"]) for binding in bindings} == {("Deny",)}
+        # One is about pods, whoever makes them.
+        (shared,) = [policy for policy in policies if policy.endswith("-cache-volumes")]
+        pods_policy = policies.pop(shared)
+        assert "userInfo" not in json.dumps(pods_policy)
+        assert f"startsWith('{PREFIX}')" in json.dumps(pods_policy)
+        assert pods_policy["failurePolicy"] == "Fail"
         named = {policy["matchConditions"][0]["expression"].split("'")[1] for policy in policies.values()}
         used = set()
         for kind in ("Deployment", "DaemonSet"):

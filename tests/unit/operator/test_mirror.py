@@ -29,6 +29,7 @@ from dlo_operator.keys import deployment_key
 from dlo_operator.lean import lean
 from dlo_operator.mirror import Mirror, kinds
 from dlo_operator.reconcile.plan import plan
+from dlo_operator.reconcile.shortlist import shortlist_of
 from fakes.kube import FakeCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -305,6 +306,10 @@ class Live:
         read = observe.read_node if kind == NODE else (lambda cache: observe.read_cache(cache, None))
         return {item["metadata"]["name"]: read(item) for item in self.list(kind).items}
 
+    def changed(self, kind: Kind, since: int) -> tuple[int, frozenset[str]]:
+        """As the mirror's: everything, at each look."""
+        return since, frozenset(self.view(kind))
+
 
 STEPS: dict[str, Callable[[World], Any]] = {
     "model": lambda world: world.change("spec.model.source.directory.path", "digits-2"),
@@ -340,7 +345,32 @@ def test_plans_from_the_mirror_equal_plans_from_the_server(seed: int) -> None:
         for found in world.cluster.objects(DIFFUSION_DEPLOYMENT):
             kept = parts.mirror.get(DIFFUSION_DEPLOYMENT, found["metadata"]["name"], TEAM)
             assert kept is not None
-            assert plan(parts.gatherer.deployment(kept).inputs) == plan(live.deployment(found).inputs)
+            inputs = parts.gatherer.deployment(kept).inputs
+            assert plan(inputs) == plan(live.deployment(found).inputs)
+            # What the index of the fleet picks out is what a look at every node finds.
+            assert inputs.shortlist == shortlist_of(inputs)
+
+
+def test_the_index_follows_caches_that_change_and_go() -> None:
+    """By the numbers of changes, also of those that came between two looks; what is gone is in no list."""
+    world = World(nodes=3)
+    world.create()
+    world.settle()
+    gatherer = world.operator.controller._parts.gatherer
+    found = world.object(DIFFUSION_DEPLOYMENT)
+    first = gatherer.deployment(found).inputs
+    assert first.shortlist is not None
+    node = min(first.shortlist.near)
+    world.cluster.remove(NODE_WEIGHT_CACHE, node)
+    world.hear()
+    second = gatherer.deployment(found).inputs
+    assert second.shortlist is not None
+    assert second.shortlist.near == first.shortlist.near - {node}
+    assert node not in second.caches
+    assert node in first.caches
+    world.settle()
+    last = gatherer.deployment(found).inputs
+    assert last.shortlist == shortlist_of(last)
 
 
 def test_many_threads_read_while_events_come() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,12 +16,13 @@ from typing import Any
 import pytest
 from dlo_kube.errors import Conflict, Denied, Invalid, Unavailable
 from dlo_kube.kinds import EVENT, LEASE, NODE_WEIGHT_CACHE, SECRET
-from dlo_operator.engines import HttpEngines, read_report
+from dlo_operator.engines import HttpEngines, ask, read_report
 from dlo_operator.errors import LeadershipLost, Response, response_to
 from dlo_operator.executor import stands
 from dlo_operator.feed import Feed
 from dlo_operator.keys import deployment_key, node_key
 from dlo_operator.leader import DURATION_SECONDS, GIVE_UP_SECONDS, Leader
+from dlo_operator.reconcile.inputs import EngineReport
 from dlo_operator.settings import parse
 from fakes.kube import FakeCluster
 from unit.operator.world import ALL, NAMESPACE, SETTINGS, World
@@ -155,12 +159,13 @@ def test_an_object_that_vanished_unseen_is_a_ghost() -> None:
 
 
 @contextmanager
-def engine(body: bytes, asked: list[str]) -> Iterator[int]:
+def engine(body: bytes, asked: list[str], pause: float = 0.0) -> Iterator[int]:
     """Something that answers on a port of this machine."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
+            time.sleep(pause)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -192,7 +197,7 @@ def test_an_engine_is_asked_once() -> None:
         "backing": {"kind": "MappedCache", "fallbackCode": None},
         "offload": {"mode": "DistributedLayerwise"},
     }
-    engines = HttpEngines(lambda: 0.0)
+    engines = HttpEngines(lambda: 0.0, patience=10)
     with engine(json.dumps(said).encode(), asked) as port:
         for _ in range(3):
             report = engines.report(ready_pod(), port)
@@ -205,7 +210,7 @@ def test_a_silent_engine_is_not_asked_all_the_time() -> None:
     """Not ready: never; no answer, or nonsense: again after a while."""
     asked: list[str] = []
     now = [0.0]
-    engines = HttpEngines(lambda: now[0])
+    engines = HttpEngines(lambda: now[0], patience=10)
     with engine(b"[]", asked) as port:
         assert engines.report({"metadata": {"name": "p", "uid": "2"}}, port) is None
         assert asked == []
@@ -216,6 +221,82 @@ def test_a_silent_engine_is_not_asked_all_the_time() -> None:
         assert engines.report(ready_pod(), port) is None
         assert len(asked) == 2
     assert engines.report(ready_pod("3"), port) is None
+
+
+def test_nobody_waits_for_a_slow_engine() -> None:
+    """Its word comes later, and wakes its deployment; others are not waited for meanwhile, and it is asked once."""
+    asked: list[str] = []
+    late = threading.Event()
+    answered: list[str] = []
+    said = json.dumps({"backing": {"kind": "MappedCache"}}).encode()
+    engines = HttpEngines(lambda: 0.0, patience=0.05)
+
+    def heard(pod: Any) -> None:
+        answered.append(pod["metadata"]["uid"])
+        if len(answered) == 2:
+            late.set()
+
+    engines.answered = heard
+    with engine(said, asked, pause=0.3) as port:
+        began = time.monotonic()
+        for _ in range(3):
+            assert engines.report(ready_pod("4"), port) is None
+            assert engines.report(ready_pod("5"), port) is None
+            assert engines.asking(ready_pod("5"))
+        assert time.monotonic() - began < 0.25
+        assert late.wait(5)
+        assert not engines.asking(ready_pod("5"))
+        for uid in ("4", "5"):
+            report = engines.report(ready_pod(uid), port)
+            assert report is not None
+            assert report.backing == "MappedCache"
+    assert sorted(answered) == ["4", "5"]
+    assert len(asked) == 2
+
+
+def test_an_engine_that_drips_is_left_in_time() -> None:
+    """An engine is any image that a tenant names: one that sends a byte now and then would hold a worker for days."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        over = threading.Event()
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n{")
+                while not over.wait(0.05):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        try:
+            assert ask("127.0.0.1", port) is None
+            took = time.monotonic() - began
+        finally:
+            over.set()
+            thread.join()
+    assert took < 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("mode", "a b"), ("mode", 5), ("transfer", "é"), ("transfer", ["x"]), ("mode", "M" * 65)],
+)
+def test_words_that_no_status_may_carry_are_left_out(field: str, value: Any) -> None:
+    """What an engine says goes into a status and into messages: words, and nothing that only looks like more."""
+    found = read_report(
+        {"backing": {"kind": "MappedCache", "fallbackCode": "bad code\n"}, "offload": {field: value}}
+    )
+    assert found == EngineReport(backing="MappedCache")
+
+
+def test_an_answer_too_deep_to_read_is_none() -> None:
+    """Python's parser gives up with an error of another kind."""
+    asked: list[str] = []
+    with engine(b"[" * 100_000, asked) as port:
+        assert HttpEngines(lambda: 0.0).report(ready_pod(), port) is None
+    assert asked
 
 
 @pytest.mark.parametrize(

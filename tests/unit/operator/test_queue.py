@@ -137,3 +137,16 @@ def test_many_schedules_agree_with_a_model() -> None:
             key = rng.choice(sorted(running))
             schedule.finish(key, now)
             running.discard(key)
+
+
+def test_nodes_give_way_for_a_while() -> None:
+    """Deployments that come up to three seconds later go first, and none later: no node waits for ever."""
+    schedule, node = Schedule(), node_key("n")
+    schedule.add(node, 0)
+    schedule.add(A, 2.9)
+    schedule.add(B, 3.1)
+    assert schedule.next_due() == 0
+    assert [taken(schedule, 4) for _ in range(4)] == [A, node, B, None]
+    schedule.finish(node, 5)
+    schedule.add(node, 6)
+    assert taken(schedule, 6) == node

@@ -14,6 +14,7 @@ from dlo_kube.kinds import (
     POD,
     Kind,
 )
+from dlo_operator.cleanup import CleanupSettings, clean_up
 from dlo_operator.keys import deployment_key
 from dlo_operator.reconcile.volumes import claim_name, volume_name
 from fakes.kube import Call
@@ -106,11 +107,13 @@ def test_a_pair_is_made_for_namespace_and_root() -> None:
     assert "ownerReferences" not in volume["metadata"]
     assert volume["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "dlo-operator"
     spec = volume["spec"]
-    assert spec["hostPath"] == {"path": ROOT, "type": "Directory"}
+    assert "hostPath" not in spec
+    assert (spec["local"], spec["mountOptions"]) == ({"path": ROOT}, ["ro"])
     assert spec["persistentVolumeReclaimPolicy"] == "Retain"
     assert spec["accessModes"] == claim["spec"]["accessModes"] == ["ReadOnlyMany"]
     assert spec["storageClassName"] == claim["spec"]["storageClassName"] == ""
-    assert "nodeAffinity" not in spec
+    (term,) = spec["nodeAffinity"]["required"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]
     assert spec["claimRef"]["uid"] == claim["metadata"]["uid"]
     assert all(refused(p["spec"]["template"]["spec"], "restricted") == [] for p in [world.object(DEPLOYMENT)])
     assert world.writes(world.operate) == 0
@@ -241,7 +244,28 @@ def test_two_roots_in_one_namespace_have_two_pairs() -> None:
         chosen = {"spec.placement.nodeSelector": {"kubernetes.io/hostname": f"node-{number}"}}
         world.create(f"digits-{number}", {**MOUNT, **chosen, "spec.replicas": 1})
     world.settle()
-    paths = {volume["spec"]["hostPath"]["path"] for volume in world.cluster.objects(PERSISTENT_VOLUME)}
+    paths = {volume["spec"]["local"]["path"] for volume in world.cluster.objects(PERSISTENT_VOLUME)}
     assert paths == {ROOT, "/mnt/nvme"}
     assert len(world.cluster.objects(DIFFUSION_DEPLOYMENT)) == 2
     assert world.condition("Ready", "digits-2") == ("True", "Ready")
+
+
+def test_volumes_that_others_labelled_like_ours_are_left() -> None:
+    """The label of a manager is anybody's to give, and a claim holds data: ours are marked as cache roots too."""
+    world = World()
+    world.create(changes=MOUNT)
+    labels = {"app.kubernetes.io/managed-by": "dlo-operator"}
+    claim: Object = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models", "namespace": NAMESPACE, "labels": labels},
+        "spec": {},
+    }
+    world.cluster.put(claim)
+    world.settle()
+    world.delete()
+    world.settle()
+    assert only(world, PERSISTENT_VOLUME_CLAIM)["metadata"]["name"] == "models"
+    settings = CleanupSettings("dlo-system", "dlo-agents")
+    assert all(step.problem == "" for step in clean_up(world.cluster, settings))
+    assert only(world, PERSISTENT_VOLUME_CLAIM)["metadata"]["name"] == "models"

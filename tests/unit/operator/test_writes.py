@@ -13,10 +13,12 @@ from dlo_kube.gateway import Object, Served
 from dlo_kube.kinds import DIFFUSION_DEPLOYMENT, NODE_WEIGHT_CACHE, POD
 from dlo_operator import handlers
 from dlo_operator.app import assemble
-from dlo_operator.executor import status_differs, urgent
+from dlo_operator.events import urgent
+from dlo_operator.executor import status_differs
 from dlo_operator.feed import Feed
 from dlo_operator.keys import deployment_key, node_key
 from dlo_operator.metrics import Metrics
+from dlo_operator.pace import Pace
 from fakes.kube import Call
 from prometheus_client import CollectorRegistry, Counter
 from unit.operator.world import NAMESPACE, SETTINGS, World
@@ -83,18 +85,83 @@ def test_only_what_an_apply_would_change_is_written(obj: Object, differs: bool) 
     assert obj == before
 
 
-def test_words_alone_are_not_urgent() -> None:
-    """A verdict, a generation, a size, a revision are; words and counts are not."""
-    assert not urgent(INTENT, {**INTENT, "conditions": [{**CONDITION, "message": "two"}]})
-    assert not urgent(INTENT, {**INTENT, "cache": {"summary": "1/2"}})
-    assert urgent(INTENT, {**INTENT, "conditions": [{**CONDITION, "status": "False"}]})
-    assert urgent(INTENT, {**INTENT, "conditions": [{**CONDITION, "reason": "Other"}]})
-    assert urgent(INTENT, {**INTENT, "observedGeneration": 2})
-    assert urgent(INTENT, {**INTENT, "readyReplicas": 1})
+@pytest.mark.parametrize(
+    ("change", "is_urgent"),
+    [
+        ({"observedGeneration": 2}, True),
+        ({"conditions": [{**CONDITION, "status": "False", "reason": "Warming"}]}, True),
+        ({"conditions": [CONDITION, {"type": "CacheReady", "status": "False", "reason": "DiskFull"}]}, True),
+        ({"conditions": [CONDITION, {"type": "CacheReady", "status": "False", "reason": "Warming"}]}, False),
+        ({"conditions": [CONDITION, {"type": "CacheReady", "status": "True", "reason": "Warm"}]}, False),
+        ({"conditions": [{**CONDITION, "message": "two"}]}, False),
+        ({"conditions": [CONDITION, {"type": "example.com/Theirs", "status": "False"}]}, False),
+        ({"cache": {"summary": "1/2"}}, False),
+        ({"readyReplicas": 1}, False),
+    ],
+    ids=str,
+)
+def test_what_somebody_waits_for_is_urgent(change: dict[str, Any], is_urgent: bool) -> None:
+    """That a spec was seen, readiness, a fault; words, counts and steps on the ordinary way are not."""
+    assert urgent(INTENT, {**INTENT, **change}) is is_urgent
+
+
+def test_a_fault_that_ends_is_urgent() -> None:
+    """It must not be told for longer than it lasts."""
+    before = {"conditions": [{"type": "CacheReady", "status": "False", "reason": "DiskFull"}]}
+    assert urgent(before, {"conditions": [{"type": "CacheReady", "status": "False", "reason": "Warming"}]})
+
+
+def test_a_burst_of_claims_takes_one_write_of_a_node() -> None:
+    """What many deployments need of a node within moments is written once, and what comes later soon after."""
+    world = World(nodes=1)
+    world.settle()
+    world.operator = assemble(
+        world.cluster, SETTINGS, clock=world.time, engines=world.reports, rng=random.Random(1)
+    )
+    for number in range(5):
+        world.create(f"model-{number}", {"spec.model.source.directory.path": f"model-{number}"})
+
+    def look() -> tuple[int, int]:
+        """Works off what is due; writes so far, and sources that the node is told of."""
+        while (taken := world.operator.queue.take(timeout=0)) is not None:
+            world.operator.work(taken)
+        told = world.object(NODE_WEIGHT_CACHE, "node-1")["spec"]["sources"]
+        return world.cluster.writes["apply", NODE_WEIGHT_CACHE.kind], len(told)
+
+    before = look()[0]
+    world.operator.heartbeats.refresh()
+    world.operator.resync()
+    assert look() == (before + 1, 5)
+    world.create("late", {"spec.model.source.directory.path": "late"})
+    world.hear()
+    world.operator.queue.add(deployment_key(NAMESPACE, "late"))
+    assert look() == (before + 1, 5)
+    world.time.seconds += 1.9
+    assert look() == (before + 1, 5)
+    world.time.seconds += 0.2
+    assert look() == (before + 2, 6)
+
+
+def test_a_changed_spec_is_looked_at_at_once() -> None:
+    """Other news waits a moment for more of its kind."""
+    world = World()
+    world.create()
+    world.settle()
+    world.operator = assemble(
+        world.cluster, SETTINGS, clock=world.time, engines=world.reports, rng=random.Random(1)
+    )
+    world.operate()
+    world.operator.tell(world.cluster.objects(POD)[0], deleted=False)
+    assert world.operator.queue.take(timeout=0) is None
+    world.change("spec.replicas", 1)
+    world.operator.tell(world.object(DIFFUSION_DEPLOYMENT), deleted=False)
+    taken = world.operator.queue.take(timeout=0)
+    assert taken is not None
+    assert taken.key == deployment_key(NAMESPACE, "digits")
 
 
 def test_progress_is_written_once_in_a_while() -> None:
-    """A status in which only progress has moved waits, and is written when it is due; a verdict is not held up."""
+    """A status in which only progress has moved waits, and is written when it is due."""
     world = World()
     world.operator = assemble(
         world.cluster,
@@ -102,7 +169,7 @@ def test_progress_is_written_once_in_a_while() -> None:
         clock=world.time,
         engines=world.reports,
         rng=random.Random(1),
-        calm_seconds=10.0,
+        pace=Pace(calm=10.0, settle=0.0, node=0.0),
     )
     world.create(changes={"spec.parallelism.tensor": 1, "spec.cache.prewarm.minReadyNodes": 2})
     for agent in world.agents.values():
@@ -124,6 +191,10 @@ def test_progress_is_written_once_in_a_while() -> None:
     assert world.message("CacheReady") != told
     world.agents["node-2"].idle = False
     world.agents["node-2"].step()
+    world.hear()
+    # A step on the ordinary way waits too, for twice as long the second time; it comes with the next write.
+    assert world.operator.controller.reconcile(key) == pytest.approx(20.0)
+    world.time.seconds += 20
     world.hear()
     world.operator.controller.reconcile(key)
     assert world.condition("CacheReady") == ("True", "Warm")
@@ -242,7 +313,7 @@ def test_an_echo_of_what_a_list_has_shown_is_no_work(monkeypatch: pytest.MonkeyP
         pass
     world.operator.queue.close()
     queued: list[Any] = []
-    monkeypatch.setattr(world.operator, "enqueue", queued.extend)
+    monkeypatch.setattr(world.operator, "enqueue", lambda keys, _delay: queued.extend(keys))
     for kind in (DIFFUSION_DEPLOYMENT, NODE_WEIGHT_CACHE, POD):
         for found in world.cluster.objects(kind):
             world.operator.tell(found, deleted=False)
@@ -294,3 +365,53 @@ def test_the_words_that_are_counted_are_kopfs() -> None:
     assert watching.logger.name == "kopf._cogs.clients.watching"
     assert 'f"Restarting the watch-stream for {resource} {where}."' in source
     assert 'f"Watch-stream for {resource} {where} is inactive, reconnecting."' in source
+
+
+def test_a_listing_without_news_says_that_a_quiet_watch_works() -> None:
+    """Its activity moves; where listings twice show what a silent watch should have told, the probe says so."""
+    world = World(nodes=1)
+    world.create()
+    world.settle()
+
+    def activity() -> float | None:
+        return world.operator.metrics.registry.get_sample_value(
+            "dlo_watch_last_activity_timestamp_seconds", {"kind": "DiffusionDeployment"}
+        )
+
+    world.time.seconds = 100
+    world.operator.resync()
+    quiet = activity()
+    assert quiet is not None
+    for number, problem in ((1, False), (2, True)):
+        world.time.seconds += 10
+        world.change("spec.replicas", 2 + number)
+        world.operator.resync()
+        assert activity() == quiet
+        assert ("DiffusionDeployment" in world.operator.problem()) is problem
+    world.change("spec.replicas", 9)
+    world.operator.tell(world.object(DIFFUSION_DEPLOYMENT), deleted=False)
+    world.operator.resync()
+    assert activity() == quiet + 20
+    assert "asleep" not in world.operator.problem()
+
+
+def test_a_start_does_not_forget_what_engines_said() -> None:
+    """A fresh operator has asked and has no answer yet: the status stands, for ten seconds at most."""
+    world = World()
+    world.create()
+    world.settle()
+    assert world.condition("UsingCache") == ("True", "AsAsked")
+    world.reports.slow = True
+    world.operator = assemble(
+        world.cluster, SETTINGS, clock=world.time, engines=world.reports, rng=random.Random(1)
+    )
+    assert world.writes(world.operate) == 0
+    world.time.seconds += 9
+    assert world.writes(world.operate) == 0
+    world.time.seconds += 2
+    world.operate()
+    assert world.condition("UsingCache") == ("Unknown", "Unreported")
+    world.change("spec.retentionSeconds", 7)
+    world.operate()
+    generation = world.object(DIFFUSION_DEPLOYMENT)["metadata"]["generation"]
+    assert world.object(DIFFUSION_DEPLOYMENT)["status"]["observedGeneration"] == generation

@@ -23,6 +23,7 @@ from dlo_kube.kinds import NAMESPACE as NAMESPACE_KIND
 from dlo_operator.app import Clock, assemble
 from dlo_operator.keys import node_key
 from dlo_operator.mirror import kinds
+from dlo_operator.pace import Pace
 from dlo_operator.reconcile.inputs import EngineReport, Images, PlanSettings
 from dlo_operator.settings import Settings
 from fakes.kube import FakeCluster
@@ -65,11 +66,17 @@ class Reports:
         self.said: EngineReport | None = EngineReport(
             backing="MappedCache", mode="DistributedLayerwise", transfer="RankLocal"
         )
+        self.slow = False
 
     def report(self, pod: Object, port: int) -> EngineReport | None:
         """What a ready pod's engine says."""
         ready = {"type": "Ready", "status": "True"} in pod["status"].get("conditions", [])
-        return self.said if ready else None
+        return self.said if ready and not self.slow else None
+
+    def asking(self, pod: Object) -> bool:
+        """Whether engines take their time."""
+        del pod
+        return self.slow
 
 
 class World:
@@ -108,7 +115,7 @@ class World:
             clock=self.time,
             engines=self.reports,
             rng=random.Random(1),
-            calm_seconds=0.0,
+            pace=Pace(calm=0.0, settle=0.0, node=0.0),
         )
         self.hear()
 

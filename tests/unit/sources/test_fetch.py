@@ -376,3 +376,17 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert found["bytes"] > 640 << 20
     assert found["grown"] < 512 << 20
     assert staged(root.ingest_dir) == []
+
+
+def test_more_files_than_may_be_open(tmp_path: Path) -> None:
+    """What was hashed stays on the disk, but is not kept open; a build opens it again and fetches nothing."""
+    shelf = Shelf({f"f{at}": LARGE + bytes([at]) for at in range(24)}, digests=False)
+    fetcher = Fetcher(shelf, Stage(tmp_path), patience=HASTY)
+    before = len(os.listdir("/proc/self/fd"))
+    hash_files(list(fetcher.files.values()), DigestCache(None))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert len(staged(tmp_path)) == 24
+    asked = len(shelf.asked)
+    assert whole(fetcher, "f7") == shelf.files["f7"]
+    assert len(shelf.asked) == asked
+    fetcher.close()

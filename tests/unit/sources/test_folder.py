@@ -11,7 +11,7 @@ from dlo_sources import folder as folder_module
 from dlo_sources.errors import SourceInvalid, SourceUntrusted
 from dlo_sources.folder import Folder
 from dlo_sources.pipeline import open_directory
-from unit.sources.checkpoints import put, whole_pipeline
+from unit.sources.checkpoints import INDEX, put, whole_pipeline
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def test_a_folder_exchanged_for_a_link_after_it_was_judged(
 
 def test_a_json_file_of_too_many_values_is_not_parsed(root: Path) -> None:
     """64 MiB of empty lists would take gigabytes: refused by a count of its bytes, as headers are."""
-    put(root / "model_index.json", b'{"a": [' + b"[]," * 1_000_001 + b"1]}")
-    with pytest.raises(SourceInvalid, match=r"model_index\.json states more than 2000000 values"):
+    put(root / "transformer" / INDEX, b'{"a": [' + b"[]," * 1_000_001 + b"1]}")
+    with pytest.raises(SourceInvalid, match=r"index\.json states more than 2000000 values"):
         open_directory(root)
 
 

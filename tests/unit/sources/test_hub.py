@@ -192,7 +192,7 @@ def test_a_hub_that_sends_its_visitors_elsewhere(hub: Hub) -> None:
     with running_hub() as other:
         other.push(REPO, samples_root() / "digits")
         hub.elsewhere = other.url
-        refused(SourceUntrusted, hub, "127.0.0.1")
+        refused(SourceUntrusted, hub, "another address")
         assert other.log.asked == []
 
 
@@ -209,7 +209,7 @@ def test_a_file_of_another_commit(hub: Hub) -> None:
     """The hub says of which commit a file is, and is taken at its word."""
     store = opened(hub)
     hub.serves = "f" * 40
-    with pytest.raises(SourceChanged, match="commit ffffffffffff"):
+    with pytest.raises(SourceChanged, match="of another commit"):
         body(store, "model_index.json")
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from dlo_api.errors import Problem
 from dlo_api.meta import ObjectMeta
-from dlo_api.names import SECRET_READER_ROLE
+from dlo_api.names import DIFFUSION_DEPLOYMENT, SECRET_READER_ROLE
 from dlo_api.rules import violations
 from dlo_api.topology import world_size
 from dlo_api.unbuilt import Where, unbuilt
 from dlo_api.v1alpha1 import DiffusionDeployment
 
 from dlo_operator.reconcile.entries import MOST_ENTRIES, secret_of
-from dlo_operator.reconcile.inputs import DeploymentInputs
+from dlo_operator.reconcile.inputs import DeploymentInputs, NodeFacts
 from dlo_operator.reconcile.reports import REFUSED, spoken
 from dlo_operator.reconcile.revision import NO_REVISION
 from dlo_operator.reconcile.scheduling import gpus
 from dlo_operator.reconcile.view import Verdict, View
+from dlo_operator.reconcile.words import counted
 
 #: Levels of Pod Security that refuse a path of the host, in the words of the namespace's label.
 _NO_HOST_PATH: Final = frozenset({"baseline", "restricted"})
@@ -105,12 +106,17 @@ def _namespace(inputs: DeploymentInputs) -> Verdict | None:
 
 
 def _foreign(inputs: DeploymentInputs) -> Verdict | None:
-    if not inputs.foreign:
-        return None
-    return _no(
-        "UnsupportedCombination",
-        f"{', '.join(inputs.foreign)} is there and belongs to something else — remove it, or use another name",
-    )
+    if inputs.foreign:
+        held = " and ".join(inputs.foreign)
+        words = "belongs to something else" if len(inputs.foreign) == 1 else "belong to something else"
+        return _no(
+            "UnsupportedCombination", f"{held} {words} — remove what is in the way, or use another name"
+        )
+    if inputs.leaving:
+        held, are = " and ".join(inputs.leaving), "is" if len(inputs.leaving) == 1 else "are"
+        words = f"{held} of the deleted {DIFFUSION_DEPLOYMENT} of this name {are} not gone yet — wait"
+        return Verdict("Unknown", "UnsupportedCombination", words)
+    return None
 
 
 def _entry_count(inputs: DeploymentInputs) -> Verdict | None:
@@ -158,25 +164,46 @@ def _world(view: View) -> Verdict | None:
         return None
     return _no(
         "WorldTooLarge",
-        f"one engine needs {world} GPUs of one node, and the largest node has {most} — lower the degrees of"
+        f"one engine needs {counted(world, 'GPU')} of one node, and the largest node has {most} — lower the degrees of"
         " parallelism",
     )
 
 
 def _classes(view: View) -> Verdict | None:
-    roots: dict[str, str] = {}
+    if len(view.shortlist.roots) < 2:
+        return None
+    roots: dict[str, list[NodeFacts]] = {}
     for node in view.eligible:
         cache = view.cache(node.name)
-        root = cache.status.root if cache is not None and cache.status is not None else None
-        if root is not None and root.path is not None:
-            roots.setdefault(root.path, node.name)
+        if cache is not None and cache.root:
+            roots.setdefault(cache.root, []).append(node)
     if len(roots) < 2:
         return None
-    shown = ", ".join(f"{path} (as on {node})" for path, node in sorted(roots.items()))
+    shown = ", ".join(f"{path} (as on {nodes[0].name})" for path, nodes in sorted(roots.items()))
     return _no(
         "UnsupportedCombination",
-        f"eligible nodes keep their caches at different roots: {shown} — set placement.nodeSelector to one class",
+        f"eligible nodes keep their caches at different roots: {shown} — {_one_class(roots)}",
     )
+
+
+def _one_class(roots: Mapping[str, Sequence[NodeFacts]]) -> str:
+    """A nodeSelector for the nodes of one root, by a label that all of them have and no others."""
+    for path, nodes in sorted(roots.items(), key=lambda item: (-len(item[1]), item[0])):
+        common = set.intersection(*(set(node.labels.items()) for node in nodes))
+        others = {
+            label
+            for other, rest in roots.items()
+            if other != path
+            for n in rest
+            for label in n.labels.items()
+        }
+        own = sorted(
+            (key.startswith("dlo.dev/"), key == "kubernetes.io/hostname", key, value)
+            for key, value in common - others
+        )
+        if own and not own[0][0]:
+            return f"set placement.nodeSelector to one class, such as {{{own[0][2]}: {own[0][3]}}} for {path}"
+    return "label the nodes of one class and set placement.nodeSelector to that label"
 
 
 def _model(view: View) -> Verdict | None:
@@ -251,10 +278,13 @@ def _template(view: View) -> Verdict | None:
     error = view.inputs.template_error
     if not error:
         return None
-    return _no(
-        "PodTemplateInvalid",
-        f"{error[:800]} — correct engine.resources, extraEnv, placement or the names that they refer to",
+    forbidden = "is forbidden" in error or " denied" in error
+    hint = (
+        "a quota or a policy of the cluster forbids it: ask whoever set it"
+        if forbidden
+        else "correct engine.resources, extraEnv, placement or the names that they refer to"
     )
+    return _no("PodTemplateInvalid", f"{error[:800]} — {hint}")
 
 
 _IN_VIEW: Final[tuple[Callable[[View], Verdict | None], ...]] = (

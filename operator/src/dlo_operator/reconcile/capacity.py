@@ -7,6 +7,7 @@ from dlo_api.eligibility import refusals
 from dlo_operator.reconcile.placement import shortage
 from dlo_operator.reconcile.scheduling import gpus
 from dlo_operator.reconcile.view import Verdict, View
+from dlo_operator.reconcile.words import of_eligible
 
 _SHOWN = 3
 
@@ -18,14 +19,17 @@ def capacity(view: View) -> Verdict:
     if len(view.eligible) < view.minimum:
         return Verdict("False", "NoEligibleNodes", _too_few(view))
     short: dict[str, tuple[str, str]] = {}
+    enough = 0
     for node in view.eligible:
         cache = view.cache(node.name)
         problem = shortage(cache, view.needs, view.entries) if cache is not None else None
         if problem is not None:
             short[node.name] = problem
-    # Without counts: in a large fleet every node that joins would change the words of every deployment.
-    if len(view.eligible) - len(short) >= view.minimum:
-        return Verdict("True", "Sufficient", "enough nodes can hold the entries")
+            continue
+        enough += 1
+        # Without counts: in a large fleet every node that joins would change the words of every deployment.
+        if enough >= view.minimum:
+            return Verdict("True", "Sufficient", "enough nodes can hold the entries")
     name = min(short)
     reason, words = short[name]
     return Verdict("False", reason, f"too few nodes can hold the entries; {name}: {words}")
@@ -36,7 +40,8 @@ def _too_few(view: View) -> str:
     spec, nodes = view.inputs.spec, view.inputs.nodes
     if spec is None or not nodes:
         return "the cluster has no nodes — add nodes"
-    some = f"minReadyNodes is {view.minimum} and {len(view.eligible)} nodes are eligible; of the others: "
+    eligible = of_eligible(len(view.eligible))
+    some = f"minReadyNodes is {view.minimum} and {eligible}; of the others: "
     found: dict[tuple[str, str], str] = {}
     for node in sorted(nodes, key=lambda node: node.name):
         if node.deleting:
@@ -53,5 +58,5 @@ def _too_few(view: View) -> str:
             found.setdefault(("spec.placement.gpuResource", ""), f"{words} — {hint}")
     shown = "; ".join(list(found.values())[:_SHOWN])
     if not shown:
-        return f"minReadyNodes is {view.minimum}, {len(view.eligible)} nodes are eligible — lower it, or add nodes"
+        return f"minReadyNodes is {view.minimum} and {eligible} — lower it, or add nodes"
     return f"{some if view.eligible else 'no node is eligible: '}{shown}"

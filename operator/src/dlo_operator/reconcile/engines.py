@@ -7,6 +7,7 @@ from typing import Final
 from dlo_operator.reconcile.inputs import PodFacts
 from dlo_operator.reconcile.revision import NO_REVISION
 from dlo_operator.reconcile.view import Verdict, View
+from dlo_operator.reconcile.words import counted, of
 
 #: Backings that are fallbacks where host registration is `Auto` or `Off`.
 _FALLBACKS: Final = frozenset({"MappedCheckpoint", "PrivateLoad"})
@@ -48,7 +49,7 @@ def _serving(view: View) -> Verdict | None:
     enough = max(1, spec.replicas - spec.rollout.max_unavailable)
     if workload.ready < enough:
         return None
-    return Verdict("True", "Available", f"{workload.ready} of {spec.replicas} engines serve")
+    return Verdict("True", "Available", of(workload.ready, spec.replicas, "engine", "serve"))
 
 
 def _failing(view: View) -> Verdict | None:
@@ -72,7 +73,7 @@ def _pending(view: View) -> Verdict:
     for pod in view.inputs.pods:
         if pod.trouble is not None:
             return Verdict("False", "PodsPending", f"{pod.name}: {pod.trouble.message}")
-    return Verdict("False", "PodsPending", f"{workload.ready} of {workload.replicas} engines serve")
+    return Verdict("False", "PodsPending", of(workload.ready, workload.replicas, "engine", "serve"))
 
 
 def using_cache(view: View) -> Verdict:
@@ -91,7 +92,8 @@ def using_cache(view: View) -> Verdict:
     told = [report for _, report in reports if report.backing not in _UNREPORTED]
     if not told:
         return Verdict("Unknown", "Unreported", "no engine has said yet what it runs on")
-    return Verdict("True", "AsAsked", f"{len(told)} engines run on {told[0].backing}")
+    runs = "runs" if len(told) == 1 else "run"
+    return Verdict("True", "AsAsked", f"{counted(len(told), 'engine')} {runs} on {told[0].backing}")
 
 
 def fell_back(view: View, backing: str) -> bool:

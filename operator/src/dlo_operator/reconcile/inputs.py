@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+from dlo_api.conditions import STORAGE_HEALTHY
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec, NodeWeightCacheSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntryStatus, NodeSource, NodeWeightCacheStatus
 
@@ -72,6 +73,22 @@ class NodeFacts:
     deleting: bool = False
 
 
+class Room(NamedTuple):
+    """What a node offers for entries that it does not hold; None where that is not known.
+
+    Attributes:
+        unhealthy: whether its agent says that the storage is.
+        mappings: most memory mappings of a process.
+        free: bytes free on the cache's disk.
+        budget: bytes that may be warmed.
+    """
+
+    unhealthy: bool = False
+    mappings: int | None = None
+    free: int | None = None
+    budget: int | None = None
+
+
 @dataclass(frozen=True)
 class CacheFacts:
     """A NodeWeightCache with its heartbeat.
@@ -104,6 +121,33 @@ class CacheFacts:
     def sources(self) -> Mapping[str, NodeSource]:
         """The sources that the node is told to read, by id."""
         return {source.id: source for source in self.spec.sources}
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """Ids of all sources and entries that the node is told of, or tells of."""
+        found = {source.id for source in self.spec.sources} | {entry.id for entry in self.spec.entries}
+        if self.status is not None:
+            found |= {source.id for source in self.status.sources} | self.states.keys()
+        return frozenset(found)
+
+    @cached_property
+    def root(self) -> str:
+        """Path of the cache's root; empty while it is not reported."""
+        root = self.status.root if self.status is not None else None
+        return (root.path or "") if root is not None else ""
+
+    @cached_property
+    def room(self) -> Room:
+        """What the node offers whatever it holds."""
+        status = self.status
+        if status is None:
+            return Room()
+        return Room(
+            unhealthy=any(c.type == STORAGE_HEALTHY and c.status == "False" for c in status.conditions),
+            mappings=status.memory.max_map_count if status.memory is not None else None,
+            free=status.root.free_bytes if status.root is not None else None,
+            budget=(status.memory.warm_budget_bytes or None) if status.memory is not None else None,
+        )
 
     @property
     def alive(self) -> bool:
@@ -204,6 +248,24 @@ SecretState = Literal["None", "Copied", "Missing", "Denied"]
 
 
 @dataclass(frozen=True)
+class Shortlist:
+    """What of the whole fleet concerns one deployment.
+
+    Attributes:
+        matching: nodes that selector, affinity and tolerations admit, sorted; `eligible` those that have the GPUs too.
+        by_name: the eligible ones.
+        near: nodes that are told of, or tell of, its source or one of its entries.
+        roots: paths at which any nodes keep their caches.
+    """
+
+    matching: tuple[NodeFacts, ...] = ()
+    eligible: tuple[NodeFacts, ...] = ()
+    by_name: Mapping[str, NodeFacts] = field(default_factory=dict)
+    near: frozenset[str] = frozenset()
+    roots: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class DeploymentInputs:
     """All that decides about one DiffusionDeployment.
 
@@ -216,12 +278,14 @@ class DeploymentInputs:
         pods: its engine pods.
         workload: its Deployment.
         foreign: children's names that others hold, as `Kind/name`.
+        leaving: children's names that children of an earlier deployment of the name still have.
         has_budget: whether its PodDisruptionBudget exists.
         secret: of the source's credential.
         pod_security: level that the namespace enforces on pods; empty when none is known.
         volumes: what stands of the volume of each cache root, by path; only where volumes are asked for.
         template_error: the server's words when it refused the rendered template.
         now: the time of the decision.
+        shortlist: as an index of the fleet has it; None to look at everything.
     """
 
     name: str
@@ -238,8 +302,17 @@ class DeploymentInputs:
     pods: tuple[PodFacts, ...] = ()
     workload: WorkloadFacts | None = None
     foreign: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
     has_budget: bool = False
     secret: SecretState = "None"  # noqa: S105 - a state, not a secret
     pod_security: str = ""
     volumes: Mapping[str, VolumeFacts] = field(default_factory=dict)
     template_error: str = ""
+    shortlist: Shortlist | None = None
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What running revisions stand on; the newest template's first."""
+        found = [self.workload.record] if self.workload is not None else []
+        found += [pod.record for pod in self.pods]
+        return tuple(record for record in found if record is not None)

@@ -7,8 +7,9 @@ pod of the deployment was bound is always taken. Of the nodes that are not ready
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from dlo_api.quantity import format_quantity
@@ -21,6 +22,8 @@ from dlo_operator.reconcile.inputs import CacheFacts, NodeFacts
 from dlo_operator.reconcile.scheduling import engines_that_fit
 
 _STOPPED: Final = frozenset({"Failed", "Quarantined"})
+#: Rank of a node without a cache object: it comes after those that report, and before none.
+_UNKNOWN: Final = (True, False, True, True)
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,20 @@ def shortage(cache: CacheFacts, needs: Needs, entries: Iterable[NodeEntry]) -> t
         or _told(states)
         or _few_mappings(status, needs)
         or (None if holds_all(cache, entries) else _lacking(status, needs, states))
+    )
+
+
+def cramped(cache: CacheFacts, needs: Needs) -> bool:
+    """Whether there is a `shortage` on a node that none of the entries concerns."""
+    room = cache.room
+    if room.unhealthy:
+        return True
+    if needs.mappings is not None and room.mappings is not None and room.mappings < needs.mappings:
+        return True
+    if needs.bytes is None:
+        return False
+    return (room.free is not None and room.free < needs.bytes) or (
+        room.budget is not None and room.budget < needs.bytes
     )
 
 
@@ -122,10 +139,11 @@ def _lacking(
 def choose(
     spec: DiffusionDeploymentSpec,
     identity: str,
-    eligible: Iterable[NodeFacts],
+    eligible: Iterable[NodeFacts] | Mapping[str, NodeFacts],
     caches: Mapping[str, CacheFacts],
     entries: tuple[NodeEntry, ...],
     *,
+    near: Iterable[str] | None = None,
     bound: frozenset[str] = frozenset(),
     needs: Needs = Needs(),
 ) -> Placed:
@@ -134,31 +152,34 @@ def choose(
     Args:
         spec: an accepted spec.
         identity: of the deployment; spreads deployments over nodes that are equally good.
-        eligible: nodes on which its pods may run.
+        eligible: nodes on which its pods may run; by name, or in any order.
         caches: what nodes hold, by name.
         entries: what they shall hold.
+        near: at least the nodes that are told of one of them, or tell of one; None to look at all.
         bound: nodes on which a pod of the deployment is.
         needs: what a node must have for them.
     """
-    nodes = {node.name: node for node in eligible}
-    ids = frozenset(entry.id for entry in entries)
-    ready = frozenset(name for name in nodes if name in caches and holds_all(caches[name], entries))
+    nodes = eligible if isinstance(eligible, Mapping) else {node.name: node for node in eligible}
+    close = frozenset(caches if near is None or not entries else near) & nodes.keys() & caches.keys()
+    ready = frozenset(name for name in close if holds_all(caches[name], entries))
+    first = ready | (bound & nodes.keys())
 
-    def rank(name: str) -> tuple[bool | int | bytes, ...]:
-        cache = caches.get(name)
-        listed = cache is not None and ids <= cache.listed
-        return (
-            name not in bound,
-            name not in ready,
-            cache is None or cache.late,
-            cache is not None and shortage(cache, needs, entries) is not None,
-            cache is None or not cache.alive,
-            not listed,
-            hashlib.sha256(f"{identity}/{name}".encode()).digest(),
+    def order() -> Iterator[str]:
+        """Best first; those that hold nothing yet are looked at only when it comes to them."""
+        rank = _Rank(identity, caches, frozenset(entry.id for entry in entries), entries, needs)
+        yield from sorted(
+            first, key=lambda name: (name not in bound, name not in ready, *rank.of(name), rank.lot(name))
         )
+        groups: dict[tuple[bool, ...], list[str]] = {}
+        for name in nodes:
+            if name not in first:
+                found = rank.of(name) if name in close else rank.of_idle(name)
+                groups.setdefault(found, []).append(name)
+        for found in sorted(groups):
+            yield from sorted(groups[found], key=rank.lot)
 
-    order = sorted(nodes, key=rank)
-    desired = order if spec.cache.prewarm.scope == "All" else _needed(spec, nodes, order, bound)
+    scope = spec.cache.prewarm.scope
+    desired = list(order()) if scope == "All" else _needed(spec, nodes, order(), bound)
     kept = [name for name in desired if name in ready]
     failed = [name for name in desired if name not in ready and _stopped(caches.get(name), entries)]
     building = [name for name in desired if name not in ready and name not in failed]
@@ -174,18 +195,47 @@ def choose(
 
 
 def _needed(
-    spec: DiffusionDeploymentSpec, nodes: Mapping[str, NodeFacts], order: list[str], bound: frozenset[str]
+    spec: DiffusionDeploymentSpec, nodes: Mapping[str, NodeFacts], order: Iterator[str], bound: frozenset[str]
 ) -> list[str]:
     """The first nodes that hold all replicas, then the spares; at least `minReadyNodes`, and all bound ones."""
     prewarm = spec.cache.prewarm
-    room, count = 0, 0
-    for name in order:
-        if room >= max(1, spec.replicas):
-            break
+    room = 0
+    taken: list[str] = []
+    while room < max(1, spec.replicas) and (name := next(order, None)) is not None:
         room += engines_that_fit(spec, nodes[name])
-        count += 1
-    count = max(count + prewarm.spare_nodes, prewarm.min_ready_nodes, sum(name in bound for name in order))
-    return order[:count]
+        taken.append(name)
+    count = max(len(taken) + prewarm.spare_nodes, prewarm.min_ready_nodes, len(bound & nodes.keys()))
+    return [*taken, *islice(order, count - len(taken))]
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """How good a node is for a deployment's entries; smaller is better."""
+
+    identity: str
+    caches: Mapping[str, CacheFacts]
+    ids: frozenset[str]
+    entries: tuple[NodeEntry, ...]
+    needs: Needs
+
+    def of(self, name: str) -> tuple[bool, ...]:
+        """Of any node."""
+        cache = self.caches.get(name)
+        if cache is None:
+            return _UNKNOWN
+        short = shortage(cache, self.needs, self.entries) is not None
+        return cache.late, short, not cache.alive, not self.ids <= cache.listed
+
+    def of_idle(self, name: str) -> tuple[bool, ...]:
+        """The same of a node that none of the entries concerns, for less."""
+        cache = self.caches.get(name)
+        if cache is None:
+            return _UNKNOWN
+        return cache.late, cramped(cache, self.needs), not cache.alive, True
+
+    def lot(self, name: str) -> bytes:
+        """Spreads deployments over nodes that are equally good."""
+        return hashlib.sha256(f"{self.identity}/{name}".encode()).digest()
 
 
 def _stopped(cache: CacheFacts | None, entries: tuple[NodeEntry, ...]) -> bool:

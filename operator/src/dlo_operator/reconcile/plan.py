@@ -29,9 +29,10 @@ from dlo_operator.reconcile.memory import needs_of
 from dlo_operator.reconcile.placement import Placed, choose
 from dlo_operator.reconcile.record import Claim, ModelSizes, Record, merge_claims
 from dlo_operator.reconcile.revision import revision_of, serving_revision
-from dlo_operator.reconcile.scheduling import engines_that_fit, matching
+from dlo_operator.reconcile.shortlist import shortlist_of
 from dlo_operator.reconcile.sources import Resolution, resolve
 from dlo_operator.reconcile.status import status_of
+from dlo_operator.reconcile.trust import root_known, trusted
 from dlo_operator.reconcile.view import View
 from dlo_operator.reconcile.volumes import claims_in_use, pair
 from dlo_operator.reconcile.warming import given_up, warm_deadline
@@ -97,27 +98,29 @@ def plan(inputs: DeploymentInputs) -> Desired:
 
 
 def _recheck(view: View) -> float | None:
-    """Deadlines, and what nobody watches: Secrets, labels of namespaces, volumes that are going."""
+    """Deadlines, and what nobody watches: Secrets, labels of namespaces, quotas, volumes that are going."""
     inputs, deadline = view.inputs, warm_deadline(view)
     times = [deadline] if deadline is not None and deadline > 0 else []
     if inputs.secret in _SECRET_SECONDS:
         times.append(_SECRET_SECONDS[inputs.secret])
-    if view.refused is not None and view.refused.reason == "PodSecurityDenied":
+    if view.refused is not None and view.refused.reason in ("PodSecurityDenied", "PodTemplateInvalid"):
         times.append(_NAMESPACE_SECONDS)
-    if any(facts.going for facts in inputs.volumes.values()):
+    if inputs.leaving or any(facts.going for facts in inputs.volumes.values()):
         times.append(_VOLUME_SECONDS)
     return min(times, default=None)
 
 
 def survey(inputs: DeploymentInputs) -> View:
     """Everything worked out once."""
+    shortlist = inputs.shortlist or shortlist_of(inputs)
+    inputs = trusted(replace(inputs, shortlist=shortlist))
     view = View(inputs, refused=refused(inputs))
     spec, workload = inputs.spec, inputs.workload
     current, _ = serving_revision(None, None, workload, inputs.pods)
     if spec is None:
         return replace(view, current=current)
-    matched = matching(spec, inputs.nodes)
-    eligible = tuple(node for node in matched if engines_that_fit(spec, node) > 0)
+    matched, eligible = shortlist.matching, shortlist.eligible
+    view = replace(view, shortlist=shortlist)
     if view.refused is not None:
         return replace(view, matching=matched, eligible=eligible, current=current)
     identity = id_of_source(spec, inputs.namespace)
@@ -127,14 +130,17 @@ def survey(inputs: DeploymentInputs) -> View:
 
     def candidates() -> Iterator[str]:
         # Not worked out where there is a pin already: with a thousand nodes it is half of all the work.
-        yield from choose(spec, inputs.uid, eligible, inputs.caches, entries, bound=bound).desired
+        yield from choose(
+            spec, inputs.uid, shortlist.by_name, inputs.caches, entries, near=shortlist.near, bound=bound
+        ).desired
 
     resolution = resolve(
         spec,
         identity,
         candidates(),
         inputs.caches,
-        _records(inputs),
+        inputs.records,
+        near=view.near,
         secret_name=f"dlo-source-{identity}" if inputs.secret == "Copied" else "",  # noqa: S105
     )
     view = replace(view, resolution=resolution)
@@ -142,7 +148,16 @@ def survey(inputs: DeploymentInputs) -> View:
         view = replace(view, placed=Placed(desired=tuple(candidates())), current=current)
         return replace(view, refused=refused_in_view(view))
     needs = needs_of(spec, resolution.facts)
-    placed = choose(spec, inputs.uid, eligible, inputs.caches, entries, bound=bound, needs=needs)
+    placed = choose(
+        spec,
+        inputs.uid,
+        shortlist.by_name,
+        inputs.caches,
+        entries,
+        near=shortlist.near,
+        bound=bound,
+        needs=needs,
+    )
     view = replace(view, entries=entries, needed=entries, needs=needs, placed=placed)
     view = replace(view, needed=_needed(view, resolution))
     view = replace(view, revision=_revision(view, resolution, view.needed))
@@ -153,21 +168,14 @@ def survey(inputs: DeploymentInputs) -> View:
     return replace(view, refused=refused_in_view(view))
 
 
-def _records(inputs: DeploymentInputs) -> tuple[Record, ...]:
-    """What running revisions stand on; the newest template's first."""
-    found = [inputs.workload.record] if inputs.workload is not None else []
-    found += [pod.record for pod in inputs.pods]
-    return tuple(record for record in found if record is not None)
-
-
 def _record(view: View, resolution: Resolution) -> Record | None:
     """The record of the wanted revision: the one in its template, else made of what warm nodes report."""
     workload = view.inputs.workload
-    if workload is not None and workload.revision == view.revision and workload.record is not None:
-        return workload.record
-    for pod in view.inputs.pods:
-        if pod.revision == view.revision and pod.record is not None:
-            return pod.record
+    standing = [workload.record] if workload is not None and workload.revision == view.revision else []
+    standing += [pod.record for pod in view.inputs.pods if pod.revision == view.revision]
+    for record in standing:
+        if record is not None and root_known(record, view.shortlist.roots):
+            return record
     caches = [view.inputs.caches[name] for name in view.holders]
     wanted = wanted_entries(view.needed, caches)
     roots = [
@@ -235,9 +243,10 @@ def _children(view: View) -> tuple[Object, ...]:
 
 def _volumes(view: View, spec: DiffusionDeploymentSpec, root: str) -> tuple[Object, ...]:
     """Claim and volume of the root, where pods mount it that way; before the pods that wait for them."""
-    if spec.cache.mount != "PersistentVolume":
+    # A root that no node has reported is nobody's cache: volumes are made of no other folder.
+    if spec.cache.mount != "PersistentVolume" or root not in view.inputs.volumes:
         return ()
-    return pair(view.inputs.namespace, root, view.inputs.volumes.get(root))
+    return pair(view.inputs.namespace, root, view.inputs.volumes[root])
 
 
 def _attractor(view: View, spec: DiffusionDeploymentSpec) -> tuple[Object, ...]:
@@ -293,8 +302,8 @@ def _of_source(view: View, resolution: Resolution) -> list[tuple[str, Claim]]:
     if resolution.pinned:
         listing = [
             (not cache.alive, name)
-            for name, cache in view.inputs.caches.items()
-            if any(source.id == resolution.source.id for source in cache.spec.sources)
+            for name, cache in view.near.items()
+            if resolution.source.id in cache.sources
         ]
         return [(min(listing)[1], claim)] if listing else []
     missing = view.inputs.secret == "Missing"  # noqa: S105 - a state, not a secret
@@ -329,11 +338,8 @@ def _of_old_template(view: View) -> list[tuple[str, Claim]]:
     if workload.revision == view.revision and view.refused is None:
         return []
     claim = workload.record.claim
-    return [
-        (name, claim)
-        for name, cache in sorted(view.inputs.caches.items())
-        if claim.entry_ids <= {entry.id for entry in cache.spec.entries}
-    ]
+    caches = view.near if claim.entry_ids else view.inputs.caches
+    return [(name, claim) for name, cache in sorted(caches.items()) if claim.entry_ids <= cache.listed]
 
 
 def _warm(view: View, name: str, claim: Claim) -> bool:

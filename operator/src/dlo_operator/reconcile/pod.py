@@ -129,7 +129,7 @@ def _engine(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: 
         # -P: nothing in the image's working folder is ever imported.
         "command": ["python", "-P", "-m", "dlo_engine", "serve"],
         "args": engine_args(name, spec),
-        "env": [{"name": "HOME", "value": "/tmp"}, *copy.deepcopy(list(spec.engine.extra_env))],  # noqa: S108
+        "env": _environment(spec),
         "ports": [{"name": "http", "containerPort": spec.serving.port, "protocol": "TCP"}],
         "resources": _merged(_resources(spec, record), spec.engine.resources),
         "securityContext": copy.deepcopy(UNPRIVILEGED),
@@ -148,6 +148,13 @@ def _engine(name: str, spec: DiffusionDeploymentSpec, record: Record, settings: 
             ),
         ],
     }
+
+
+def _environment(spec: DiffusionDeploymentSpec) -> list[Object]:
+    """The user's variables, and a home that can be written unless he names another."""
+    given = copy.deepcopy(list(spec.engine.extra_env))
+    home = {"name": "HOME", "value": "/tmp"}  # noqa: S108 - a volume of the pod's own
+    return given if any(variable.get("name") == "HOME" for variable in given) else [home, *given]
 
 
 def _entry_paths(spec: DiffusionDeploymentSpec, record: Record) -> list[str]:
@@ -217,6 +224,8 @@ def _mebibytes(size: int) -> int:
 
 
 def _merged(planned: Any, given: Any) -> Any:
+    if given is None:
+        return planned
     if isinstance(planned, dict) and isinstance(given, dict):
         return planned | {key: _merged(planned.get(key), value) for key, value in given.items()}
     return copy.deepcopy(given)
@@ -225,9 +234,9 @@ def _merged(planned: Any, given: Any) -> Any:
 def _affinity(given: Object, warm: str) -> Object:
     """The user's affinity, and a wish for nodes that hold the entries: never more than a wish."""
     affinity = copy.deepcopy(given)
-    node = affinity.setdefault("nodeAffinity", {})
+    node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
     node[PREFERS] = [
-        *node.get(PREFERS, ()),
+        *(node.get(PREFERS) or ()),
         {
             "weight": 100,
             "preference": {"matchExpressions": [{"key": warm, "operator": "In", "values": ["true"]}]},

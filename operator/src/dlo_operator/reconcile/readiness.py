@@ -20,6 +20,7 @@ from dlo_operator.reconcile.placement import shortage
 from dlo_operator.reconcile.sources import Resolution, complaints
 from dlo_operator.reconcile.view import Verdict, View
 from dlo_operator.reconcile.warming import cache_ready
+from dlo_operator.reconcile.words import counted, of
 
 #: Failing reasons that only a person can end.
 STALLING: Final = frozenset(
@@ -115,7 +116,7 @@ def _resolving(view: View, resolution: Resolution) -> Verdict:
 def progressing(view: View, found: dict[str, Verdict]) -> Verdict:
     """Whether a warm-up or a rollout is moving."""
     spec = view.inputs.spec
-    if found[names.ACCEPTED].status == "False":
+    if found[names.ACCEPTED].status != "True":
         return Verdict("False", "Deferred", "waits for a spec that can be acted on")
     if spec is not None and spec.suspend:
         return Verdict("False", "Suspended", "spec.suspend is true")
@@ -144,7 +145,9 @@ def _rolling_out(view: View) -> Verdict | None:
         words = "the rollout made no progress for rollout.progressDeadlineSeconds"
         return Verdict("False", "DeadlineExceeded", words)
     updated = workload.updated if workload is not None and workload.revision == view.revision else 0
-    return Verdict("True", "RollingOut", f"{updated} of {spec.replicas} engines are of the newest revision")
+    return Verdict(
+        "True", "RollingOut", f"{of(updated, spec.replicas, 'engine', 'are')} of the newest revision"
+    )
 
 
 def ready(view: View, found: dict[str, Verdict]) -> Verdict:
@@ -154,7 +157,7 @@ def ready(view: View, found: dict[str, Verdict]) -> Verdict:
     if cause is not None:
         return replace(cause, status="False")
     replicas = spec.replicas if spec is not None else 0
-    words = f"{replicas} engines of the newest revision" if replicas else "scaled to zero"
+    words = f"{counted(replicas, 'engine')} of the newest revision" if replicas else "scaled to zero"
     return Verdict("True", "Ready", words)
 
 
@@ -188,6 +191,9 @@ def _served(view: View, found: dict[str, Verdict]) -> bool:
 def stalled(found: dict[str, Verdict]) -> Verdict:
     """Whether only a change by a person helps."""
     summary = found[names.READY]
+    # What cannot be told yet is no refusal.
+    if found[names.ACCEPTED].status == "Unknown":
+        return Verdict("False", "NotStalled", "")
     if summary.status != "True" and summary.reason in STALLING:
         return Verdict("True", summary.reason, summary.message)
     late = found[names.PROGRESSING]

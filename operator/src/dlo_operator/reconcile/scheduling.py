@@ -9,13 +9,14 @@ from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 
 from dlo_operator.reconcile.inputs import NodeFacts
 
-__all__ = ["engines_that_fit", "gpus", "matching"]
+__all__ = ["engines_that_fit", "gpus", "matching", "suits"]
 
 
 def matching(spec: DiffusionDeploymentSpec, nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:
     """Nodes that selector, required affinity and tolerations admit, whatever GPUs they have; by name."""
-    return tuple(
-        node
-        for node in sorted(nodes, key=lambda node: node.name)
-        if not node.deleting and admits(spec.placement, node)
-    )
+    return tuple(node for node in sorted(nodes, key=lambda node: node.name) if suits(spec, node))
+
+
+def suits(spec: DiffusionDeploymentSpec, node: NodeFacts) -> bool:
+    """Whether selector, required affinity and tolerations admit the node."""
+    return not node.deleting and admits(spec.placement, node)

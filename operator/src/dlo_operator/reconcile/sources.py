@@ -44,6 +44,7 @@ def resolve(
     caches: Mapping[str, CacheFacts],
     records: Iterable[Record],
     *,
+    near: Mapping[str, CacheFacts] | None = None,
     secret_name: str = "",
 ) -> Resolution:
     """The state of the source `identity`.
@@ -54,15 +55,17 @@ def resolve(
         candidates: nodes that may resolve it, best first.
         caches: every node's cache.
         records: what running revisions stand on; their pins come before any other.
+        near: at least the caches that list the source; None to look through all.
         secret_name: copy of the credential in the agents' namespace.
     """
     source = NodeSource(
         id=identity, source=spec.model.source, variant=spec.model.variant, secret_name=secret_name
     )
-    pin = _pin(identity, caches, records)
+    near = caches if near is None else near
+    pin = _pin(identity, near, records)
     if pin is not None:
         pinned = source.model_copy(update={"pin": pin})
-        found = (_status(cache, identity) for cache in _holders(identity, caches))
+        found = (_status(cache, identity) for cache in _holders(identity, near))
         facts = next(
             (s for s in found if s is not None and s.digest == pin.digest and s.reason is None), None
         )
@@ -117,7 +120,7 @@ def _holders(identity: str, caches: Mapping[str, CacheFacts]) -> tuple[CacheFact
 
 def _resolver(identity: str, candidates: tuple[str, ...], caches: Mapping[str, CacheFacts]) -> str:
     def asked(name: str) -> bool:
-        return name in caches and any(source.id == identity for source in caches[name].spec.sources)
+        return name in caches and identity in caches[name].sources
 
     alive = [name for name in candidates if name in caches and caches[name].alive]
     return next((name for name in alive if asked(name)), next(iter((*alive, *candidates)), ""))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry
 
 from dlo_operator.reconcile.entries import holds_all
-from dlo_operator.reconcile.inputs import CacheFacts, DeploymentInputs, NodeFacts, PodFacts
+from dlo_operator.reconcile.inputs import CacheFacts, DeploymentInputs, NodeFacts, PodFacts, Shortlist
 from dlo_operator.reconcile.placement import Needs, Placed
 from dlo_operator.reconcile.record import Record
 from dlo_operator.reconcile.sources import Resolution
@@ -30,6 +31,7 @@ class View:
     Attributes:
         inputs: as read.
         refused: why the spec cannot be acted on; None when it can.
+        shortlist: the nodes that concern it.
         matching: nodes that selector and tolerations admit; `eligible` those that have the GPUs too.
         resolution, entries, needs, placed, record, revision: of the wanted revision, as far as known.
         needed: entries without which its engines may not start; all of them, but for a policy that goes on
@@ -39,6 +41,7 @@ class View:
 
     inputs: DeploymentInputs
     refused: Verdict | None = None
+    shortlist: Shortlist = field(default_factory=Shortlist)
     matching: tuple[NodeFacts, ...] = ()
     eligible: tuple[NodeFacts, ...] = ()
     resolution: Resolution | None = None
@@ -77,6 +80,12 @@ class View:
     def cache(self, node: str) -> CacheFacts | None:
         """The cache of a node."""
         return self.inputs.caches.get(node)
+
+    @property
+    def near(self) -> Mapping[str, CacheFacts]:
+        """The caches that have to do with its source or entries."""
+        caches = self.inputs.caches
+        return {name: caches[name] for name in sorted(self.shortlist.near) if name in caches}
 
     @property
     def new_pods(self) -> tuple[PodFacts, ...]:

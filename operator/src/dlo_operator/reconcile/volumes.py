@@ -1,12 +1,16 @@
 """The PersistentVolume and claim through which pods mount a cache root where they may not name a host path. Pure.
 
-One read-only pair for each namespace and node class (root path), bound to each other beforehand. No deployment
-owns it: a volume is cluster-scoped, and several deployments of the namespace share it. Whoever mounts it says so
-(`claims_in_use`), and what nobody mounts any more is deleted by the controller.
+One read-only pair for each namespace and node class (root path), bound to each other beforehand. It is a local
+volume, since the kubelet mounts those with the volume's own options: with `ro`, whatever a pod asks for. Container
+runtimes of newer releases clear that for a container which does not ask for it, so that the chart's admission policy
+holds every pod to ask. No deployment owns the pair: a volume is cluster-scoped, and several deployments of the
+namespace share it. Whoever mounts it says so (`claims_in_use`), and what nobody mounts any more is deleted by the
+controller.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,6 +25,15 @@ VOLUME_LABEL: Final = label("cache-volume")
 _LENGTH: Final = 16
 #: Claims ask for it and volumes offer it; a host folder has no size of its own.
 _NOMINAL: Final = "1Gi"
+#: A local volume must say on which nodes it is. The class's nodes are not known here, and the path is the same on all
+#: of them: so, every node that a kubelet of Linux has labelled.
+_EVERYWHERE: Final[Object] = {
+    "required": {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}
+        ]
+    }
+}
 
 
 def claim_name(root: str) -> str:
@@ -74,7 +87,9 @@ def pair(namespace: str, root: str, standing: VolumeFacts | None) -> tuple[Objec
                 "volumeMode": "Filesystem",
                 "persistentVolumeReclaimPolicy": "Retain",
                 "claimRef": reference,
-                "hostPath": {"path": root, "type": "Directory"},
+                "local": {"path": root},
+                "mountOptions": ["ro"],
+                "nodeAffinity": copy.deepcopy(_EVERYWHERE),
             },
         },
     )

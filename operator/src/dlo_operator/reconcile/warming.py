@@ -9,13 +9,14 @@ from dlo_api import conditions as names
 from dlo_operator.reconcile import reports
 from dlo_operator.reconcile.entries import reported
 from dlo_operator.reconcile.view import Verdict, View
+from dlo_operator.reconcile.words import of, of_eligible
 
 
 def cache_ready(view: View) -> Verdict:
     """Whether enough nodes hold every entry of the wanted revision."""
     placed, spec = view.placed, view.inputs.spec
     if view.warm:
-        words = f"{len(placed.ready)} of {len(placed.desired)} nodes hold every entry"
+        words = _progress(view)
         if spec is not None and spec.cache.policy == "Disabled":
             return Verdict("True", "CacheDisabled", f"cache.policy is Disabled; {words}")
         return Verdict("True", "Warm", words)
@@ -23,7 +24,11 @@ def cache_ready(view: View) -> Verdict:
         return Verdict("Unknown", "NotAccepted", "no entry is looked for before the spec can be acted on")
     if not placed.desired or not view.entries:
         return Verdict("False", "Warming", "waits until the source is resolved and a node is chosen")
-    return _unheard(view) or given_up(view) or Verdict("False", "Warming", _progress(view))
+    return (
+        _unheard(view)
+        or given_up(view)
+        or Verdict("False", "Warming", _short_of_nodes(view) + _progress(view))
+    )
 
 
 def _unheard(view: View) -> Verdict | None:
@@ -33,9 +38,16 @@ def _unheard(view: View) -> Verdict | None:
     if lost and len(desired) - len(lost) < view.minimum:
         return Verdict("Unknown", "NodeLost", f"no heartbeat from {', '.join(lost[:3])}")
     silent = [name for name in desired if (cache := view.cache(name)) is None or not cache.alive]
-    if len(desired) - len(silent) < view.minimum:
+    if len(desired) - len(silent) < view.minimum and silent:
         return Verdict("False", "AgentNotReady", f"no agent has reported from {', '.join(silent[:3])}")
     return None
+
+
+def _short_of_nodes(view: View) -> str:
+    """That more nodes are asked for than pods may run on; empty when there are enough."""
+    if len(view.placed.desired) >= view.minimum:
+        return ""
+    return f"prewarm.minReadyNodes is {view.minimum} and {of_eligible(len(view.eligible))}: "
 
 
 def given_up(view: View) -> Verdict | None:
@@ -67,7 +79,7 @@ def _stopped(view: View) -> Verdict | None:
 
 def _progress(view: View) -> str:
     """How far, in numbers that status carries anyway: bytes and entries move too often for a message."""
-    return f"{len(view.placed.ready)} of {len(view.placed.desired)} nodes hold every entry"
+    return f"{of(len(view.placed.ready), len(view.placed.desired), 'node', 'hold')} every entry"
 
 
 def warm_deadline(view: View) -> float | None:
@@ -81,8 +93,23 @@ def warm_deadline(view: View) -> float | None:
         for name in view.placed.warming
         if (cache := view.cache(name)) is not None and cache.reported is not None
     ]
-    latest = max([since, *told])
+    latest = max([since, *told, *_begun(view)])
     return spec.cache.prewarm.progress_deadline_seconds - (view.inputs.now - latest).total_seconds()
+
+
+def _begun(view: View) -> list[datetime]:
+    """When the warm-up under way began, where the cache was not ready before that either: with a changed spec.
+
+    The first look at a changed spec finds it; from then on condition Progressing tells, which is True since.
+    """
+    for condition in view.inputs.status.get("conditions", ()):
+        if condition.get("type") != names.PROGRESSING:
+            continue
+        if condition.get("observedGeneration") != view.inputs.generation:
+            return [view.inputs.now]
+        if condition.get("status") == "True":
+            return [datetime.fromisoformat(condition["lastTransitionTime"])]
+    return []
 
 
 def condition_since(view: View, kind: str) -> datetime | None:
