@@ -11,7 +11,7 @@ ROLES := operator agent engine cli cluster build dev
 UV := $(shell command -v uv || echo .uv/bin/uv)
 LOCK := $(UV) pip compile pyproject.toml --universal --generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
 
-.PHONY: help demo test check api gpu kind kind-down images fmt generate lock bench clean
+.PHONY: help demo test check api soak gpu kind kind-down images fmt generate lock bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -48,6 +48,10 @@ check: $(VENV)/installed ## lint, types, import walls, generated files
 api: $(VENV)/installed ## the tests against a real API server; without Go or its binaries they fail here
 	$(BIN)/python tests/clusterbin.py
 	DLO_REQUIRE_API=1 $(BIN)/pytest tests/api
+
+soak: $(VENV)/installed ## the long forms of fault tests: a kill after every write, every fault on every call; about an hour
+	$(BIN)/python tests/clusterbin.py
+	DLO_SOAK=1 DLO_REQUIRE_API=1 $(BIN)/pytest tests/api --timeout=5400
 
 gpu: $(VENV)/installed ## the tests that need a CUDA device; without one they fail here
 	DLO_REQUIRE_GPU=1 $(BIN)/pytest tests/gpu
