@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from cluster.nodeshell import NodeShell, tools_image
 from cluster.product import Deployed, Release, example
 from cluster.standins import ENDPOINTS, StandIns
 
-_NUMBERS = itertools.count(1)
 #: A folder of models on every node, for named source roots.
 MODELS = "/srv/dlo-test-models"
 _MAKE_MODELS = f"""
@@ -85,14 +85,25 @@ def worker(cluster: Cluster) -> str:
     return cluster.nodes()[-1]
 
 
+@contextmanager
+def new_namespace(cluster: Cluster, prefix: str) -> Iterator[str]:
+    """A namespace of a name that was never used.
+
+    Its objects go one kind at a time, since a namespace that is deleted with pods waits for half of their grace
+    period before it looks again.
+    """
+    name = f"{prefix}-{secrets.token_hex(3)}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "ddep", "--all", "-n", name, "--wait", check=False)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A new namespace, deleted after the test."""
-    name = f"test-{next(_NUMBERS)}"
-    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait")
-    cluster.kubectl("create", "namespace", name)
-    yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+    with new_namespace(cluster, "test") as name:
+        yield name
 
 
 @pytest.fixture

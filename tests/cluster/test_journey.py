@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cluster.clusters import Cluster, until
-from cluster.conftest import MODELS
+from cluster.conftest import MODELS, new_namespace
 from cluster.nodeshell import NodeShell
 from cluster.product import Deployed, Release, digit_in, entries_on, example
 
@@ -60,20 +60,20 @@ for name, run in (("v1", sys.argv[1]), ("v2", sys.argv[2])):
 def digits(cluster: Cluster, release: Release) -> Iterator[Deployed]:
     """The example itself, in a namespace that this file's tests share."""
     assert release.name
-    cluster.kubectl("delete", "namespace", "journey", "--ignore-not-found", "--wait")
-    cluster.kubectl("create", "namespace", "journey")
-    cluster.apply(example("journey"))
-    yield Deployed(cluster, "digits", "journey")
-    cluster.kubectl("delete", "namespace", "journey", "--wait=false")
+    with new_namespace(cluster, "journey") as name:
+        cluster.apply(example(name))
+        yield Deployed(cluster, "digits", name)
 
 
 def test_the_example_becomes_ready_and_draws_the_digit_asked_for(digits: Deployed) -> None:
-    digits.cluster.kubectl("wait", "--for=condition=Ready", "ddep/digits", "-n", "journey", "--timeout=240s")
+    digits.cluster.kubectl(
+        "wait", "--for=condition=Ready", "ddep/digits", "-n", digits.namespace, "--timeout=240s"
+    )
     for prompt, digit in (("a handwritten seven", 7), ("a handwritten three", 3)):
         picture = digits.draw(prompt)
         assert picture.startswith(b"\x89PNG")
         assert digit_in(picture) == digit
-    shown = digits.cluster.kubectl("get", "ddep", "digits", "-n", "journey", "-o", "wide")
+    shown = digits.cluster.kubectl("get", "ddep", "digits", "-n", digits.namespace, "-o", "wide")
     header, row = (line.split() for line in shown.splitlines())
     assert header[1:6] == ["READY", "REASON", "CACHE", "REPLICAS", "MODE"]
     assert row[1:3] == ["True", "Ready"]
@@ -102,11 +102,11 @@ def test_the_engines_of_both_replicas_share_the_pages_of_an_entry(
 
 def test_scale_to_zero_suspend_and_back(digits: Deployed) -> None:
     digits.wait()
-    digits.cluster.kubectl("scale", "ddep", "digits", "-n", "journey", "--replicas=0")
+    digits.cluster.kubectl("scale", "ddep", "digits", "-n", digits.namespace, "--replicas=0")
     assert digits.wait()["message"] == "scaled to zero"
     assert digits.conditions()["EngineAvailable"]["reason"] == "ScaledToZero"
     until("without pods", lambda: not digits.pods(), 60, digits.story)
-    digits.cluster.kubectl("scale", "ddep", "digits", "-n", "journey", "--replicas=1")
+    digits.cluster.kubectl("scale", "ddep", "digits", "-n", digits.namespace, "--replicas=1")
     digits.wait()
     digits.patch({"suspend": True})
     digits.wait("Ready", "Suspended")
@@ -127,7 +127,7 @@ def test_a_new_model_rolls_without_a_failed_request_and_back_without_a_build(
     digits.patch(_model("v1"))
     digits.wait()
     before = entries_on(shells[worker])
-    address = "http://digits.journey.svc:8000/v1/images/generations"
+    address = f"http://digits.{digits.namespace}.svc:8000/v1/images/generations"
     with _Asking(shells[worker], address) as asked:
         digits.patch(_model("v2"))
         until("rolled", lambda: _serves(digits, "v2"), 240, digits.story)
@@ -156,12 +156,14 @@ def test_deleted_it_leaves_no_child_and_its_entries_go_after_the_retention_time(
     # Agents learn the new time with their next look at the spec.
     cache = ["get", "nwcache", worker, "-o", "jsonpath={.spec.entries[*].retentionSeconds}"]
     until("told", lambda: set(cluster.kubectl(*cache).split()) == {"20"}, 180)
-    cluster.kubectl("delete", "ddep", "digits", "-n", "journey", "--wait")
+    cluster.kubectl("delete", "ddep", "digits", "-n", digits.namespace, "--wait")
     kinds = "deployments,replicasets,services,poddisruptionbudgets,pods"
     selector = "app.kubernetes.io/managed-by=dlo-operator"
     until(
         "without children",
-        lambda: not cluster.kubectl("get", kinds, "-n", "journey", "-l", selector, "-o", "name").strip(),
+        lambda: (
+            not cluster.kubectl("get", kinds, "-n", digits.namespace, "-l", selector, "-o", "name").strip()
+        ),
         120,
     )
     until("without its entries", lambda: not keys & _keys(shell), 120, lambda: _keys(shell))

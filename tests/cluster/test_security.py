@@ -147,8 +147,11 @@ def test_a_restricted_namespace_takes_engines_with_a_volume_and_says_so(
     assert digits.draw("a handwritten four").startswith(b"\x89PNG")
     assert json.loads(_in_engine(digits, _WRITES, CACHE))["done"] == []
     claim = next(iter(cluster.get("pvc", namespace=namespace)))["metadata"]["name"]
-    # Another pod of the namespace, under the agent's own uid, asks for the claim without readOnly.
-    cluster.apply(_tenant(namespace, claim, tools_image(registry), worker))
+    # Another pod of the namespace, under the agent's own uid: without readOnly it is refused, with it it reads.
+    tenant = _tenant(namespace, claim, tools_image(registry), worker)
+    assert "readOnly true" in cluster.refused("apply", "-f", "-", text=json.dumps(tenant))
+    tenant["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] = True
+    cluster.apply(tenant)
     cluster.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/tenant", "--timeout=60s")
     words = ["exec", "-i", "-n", namespace, "tenant", "--", "python", "-", "/cache"]
     assert json.loads(cluster.kubectl(*words, text=_WRITES))["done"] == []
