@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from cluster import clusters, images
-from cluster.machine import Machine, Unfit, find, intent, kind, prepare, say
+from cluster.machine import Machine, Unfit, find, intent, kind, prepare, prepare_images, say
 from cluster.product import Release
 from clusterbin import binary, cache_folder
 
@@ -62,7 +62,12 @@ def _down(machine: Machine) -> None:
     Path(cache_folder() / f"{NAME}.kubeconfig").unlink(missing_ok=True)
 
 
-_COMMANDS = {"up": _up, "down": _down, "images": ready}
+def _images(machine: Machine) -> None:
+    prepare_images(machine)
+    images.build(machine)
+
+
+_COMMANDS = {"up": _up, "down": _down, "images": _images}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

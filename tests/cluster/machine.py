@@ -99,15 +99,28 @@ def prepare(machine: Machine) -> None:
     """Everything before the first cluster. Raises Unfit, or RuntimeError when a step fails."""
     if shutil.which("go") is None and missing(ALL):
         raise Unfit("go is not installed: it builds " + ", ".join(missing(ALL)))
-    if machine.engine == "podman":
-        if os.getuid() != 0:
-            raise Unfit("without Docker the cluster needs root — install Docker, or run as root")
-        _install(_missing_packages())
+    prepare_images(machine)
     build(ALL)
     if machine.engine == "podman":
         Path("/lib/modules").mkdir(exist_ok=True)
         _network(machine)
-        _images(machine)
+        if not _succeeds("buildah", "inspect", "--type", "image", machine.node_image):
+            say(f"building {machine.node_image}")
+            script = str(HERE / "kind" / "node-image.sh")
+            command([script, machine.node_image, BASE_IMAGE, str(cache_folder())])
+
+
+def prepare_images(machine: Machine) -> None:
+    """What building the product's images needs. Raises Unfit, or RuntimeError when a step fails."""
+    if machine.engine == "docker":
+        return
+    if os.getuid() != 0:
+        raise Unfit("without Docker this needs root — install Docker, or run as root")
+    _install(_missing_packages())
+    if not _succeeds("buildah", "inspect", "--type", "image", BASE_IMAGE):
+        say(f"building {BASE_IMAGE}")
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        command([str(HERE / "kind" / "base-image.sh"), BASE_IMAGE, str(cache_folder() / "rootfs.tar")])
 
 
 def command(
@@ -158,16 +171,6 @@ def _network(machine: Machine) -> None:
     rule = ["FORWARD", "-i", bridge, "-o", route[route.index("dev") + 1], "-j", "DROP"]
     if not _succeeds("iptables", "-t", "mangle", "-C", *rule):
         command(["iptables", "-t", "mangle", "-I", *rule])
-
-
-def _images(machine: Machine) -> None:
-    cache = cache_folder()
-    if not _succeeds("buildah", "inspect", "--type", "image", BASE_IMAGE):
-        say(f"building {BASE_IMAGE}")
-        command([str(HERE / "kind" / "base-image.sh"), BASE_IMAGE, str(cache / "rootfs.tar")])
-    if not _succeeds("buildah", "inspect", "--type", "image", machine.node_image):
-        say(f"building {machine.node_image}")
-        command([str(HERE / "kind" / "node-image.sh"), machine.node_image, BASE_IMAGE, str(cache)])
 
 
 def _succeeds(*arguments: str, environment: dict[str, str] | None = None) -> bool:

@@ -50,8 +50,8 @@ for name, run in (("v1", sys.argv[1]), ("v2", sys.argv[2])):
     length = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:8 + length])
     start, _ = header["proj_out.bias"]["data_offsets"]
-    # The mantissa's low bytes of the first number.
-    data[8 + length + start] = int(run[:2], 16)
+    # The low bytes of the first numbers.
+    data[8 + length + start], data[10 + length + start] = bytes.fromhex(run)
     file.write_bytes(data)
 """
 
@@ -120,8 +120,7 @@ def test_a_new_model_rolls_without_a_failed_request_and_back_without_a_build(
     digits: Deployed, shells: dict[str, NodeShell], worker: str
 ) -> None:
     """Engines of the new model start when its entries are there; the old ones serve until then."""
-    first = secrets.randbelow(256)
-    versions = (f"{first:02x}", f"{first ^ 0x5A:02x}")
+    versions = (secrets.token_hex(2), secrets.token_hex(2))
     for shell in shells.values():
         shell.python(_TWO_VERSIONS, *versions)
     digits.patch(_model("v1"))

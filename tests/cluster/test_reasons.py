@@ -162,7 +162,7 @@ def test_other_bytes_on_another_node_are_never_built(
             "file = next(folder.glob('transformer/*.safetensors'))\n"
             "file.write_bytes(file.read_bytes()[:-1000])",
             "SourceResolved",
-            "SourceInvalid",
+            "SourceIncomplete",
         ),
         (
             "foreign",

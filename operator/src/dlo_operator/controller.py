@@ -291,8 +291,11 @@ class Controller:
         """What the node shall hold and carry as labels, by the claims of now."""
         claims = self.claims.of_node(node)
         labels = frozenset(label for claim in claims for label in claim.labels)
+        # What pods use stays as it stands; how long, and checked since when, is said by whoever claims it now.
+        claimed = frozenset(name for each in claims for name in each.claim.entry_ids)
+        rest = tuple(NodeClaim(each.claim.without(claimed)) for each in used)
         return nodes.node_spec(
-            (*claims, *used), standing, shrink=shrink
+            (*claims, *rest), standing, shrink=shrink
         ), labels if shrink else labels | carried
 
     def _used_by_pods(self, node: str, standing: Claim) -> tuple[NodeClaim, ...]:

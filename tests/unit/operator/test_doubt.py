@@ -6,6 +6,7 @@ from itertools import permutations
 
 import pytest
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry
+from dlo_kube.gateway import Object
 from dlo_kube.kinds import NODE_WEIGHT_CACHE, POD
 from dlo_operator.reconcile.record import Claim, merge_claims
 from unit.operator.kubelets import CRASHED
@@ -45,6 +46,40 @@ def test_entries_count_only_once_checked_after_an_engine_found_them_wrong(line: 
     world.settle()
     assert world.condition("Ready")[0] == "True"
     assert all(since <= {""} for since in doubts(world).values())
+
+
+def test_the_doubt_is_over_when_the_same_pods_engine_runs_again() -> None:
+    """The container was restarted in its pod, which still stands on the entries."""
+    world = World()
+    world.create(changes={"spec.replicas": 1})
+    world.kubelets.crash = LINE
+    world.settle()
+    pod = next(iter(world.cluster.objects(POD)))
+    assert {CRASHED} in doubts(world).values()
+
+    def recover(obj: Object) -> None:
+        obj["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+        container = obj["status"]["containerStatuses"][0]
+        container.update(ready=True, state={"running": {"startedAt": CRASHED}})
+
+    world.kubelets.crash = ""
+    world.cluster.edit(POD, pod["metadata"]["name"], recover, NAMESPACE)
+    world.settle()
+    assert all(since <= {""} for since in doubts(world).values())
+
+
+def test_a_shorter_retention_reaches_entries_that_pods_use() -> None:
+    world = World()
+    world.create()
+    world.settle()
+    world.change("spec.cache.retentionSeconds", 20)
+    world.settle()
+    found = [
+        entry["retentionSeconds"]
+        for node in world.agents
+        for entry in world.object(NODE_WEIGHT_CACHE, node)["spec"].get("entries", ())
+    ]
+    assert set(found) == {20}
 
 
 def test_merged_claims_keep_the_longest_retention_and_the_latest_doubt() -> None:

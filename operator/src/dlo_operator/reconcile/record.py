@@ -32,6 +32,12 @@ class Claim:
         """Ids of the entries."""
         return frozenset(entry.id for entry in self.entries)
 
+    def without(self, ids: frozenset[str]) -> Claim:
+        """The rest of it when others claim these entries, with the sources that the rest needs."""
+        entries = tuple(entry for entry in self.entries if entry.id not in ids)
+        used = {entry.source_id for entry in entries}
+        return Claim(tuple(source for source in self.sources if source.id in used), entries)
+
     @property
     def warm_label(self) -> str:
         """The label of nodes that hold all of it, pinned as it is."""
