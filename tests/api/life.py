@@ -151,7 +151,8 @@ class Life:
             for c in status.get("conditions", [])
         )
         nodes = status.get("cache", {}).get("nodes", {})
-        return ready and nodes.get("ready") == nodes.get("desired")
+        engines = status.get("readyReplicas", 0) == obj["spec"]["replicas"] if obj else False
+        return ready and engines and nodes.get("ready") == nodes.get("desired")
 
     def gone(self) -> bool:
         """Whether nothing of any deployment is left: no child, no entry."""

@@ -185,6 +185,14 @@ class Stage:
             assert fd is not None  # noqa: S101 - it was made
             yield fd
 
+    @staticmethod
+    def _made(parent_fd: int) -> int:
+        """The folder, made by this thread or by one that fetches beside it."""
+        try:
+            return atomic.make_directory(FOLDER, _MODE, dir_fd=parent_fd)
+        except FileExistsError:
+            return atomic.open_directory(FOLDER, dir_fd=parent_fd)
+
     @contextmanager
     def _opened(self, *, make: bool) -> Iterator[int | None]:
         """The folder; None where there is none and it is not to be made."""
@@ -194,7 +202,7 @@ class Stage:
             try:
                 fd = atomic.open_directory(FOLDER, dir_fd=parent_fd)
             except FileNotFoundError:
-                fd = atomic.make_directory(FOLDER, _MODE, dir_fd=parent_fd) if make else None
+                fd = self._made(parent_fd) if make else None
         finally:
             os.close(parent_fd)
         try:

@@ -10,7 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dlo_cache.errors import Cancelled, Invalid, NoSpace
@@ -376,6 +379,23 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert found["bytes"] > 640 << 20
     assert found["grown"] < 512 << 20
     assert staged(root.ingest_dir) == []
+
+
+def test_many_threads_may_begin_the_stage_at_once(tmp_path: Path) -> None:
+    for attempt in range(20):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        shelf = Shelf({f"f{at}": LARGE + bytes([at]) for at in range(4)}, digests=False)
+        with closing(Fetcher(shelf, Stage(folder), patience=HASTY)) as fetcher:
+            gate = threading.Barrier(4)
+
+            def hashed(file: Any, gate: threading.Barrier = gate) -> None:
+                gate.wait()
+                hash_files([file], DigestCache(None))
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(hashed, fetcher.files.values()))
+        assert len(staged(folder)) == 4
 
 
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
