@@ -40,7 +40,6 @@ from dlo_operator.mounts import MountBook
 from dlo_operator.pace import CALMEST, PACE, Pace
 from dlo_operator.reconcile.plan import Desired, NodeClaim, plan
 from dlo_operator.reconcile.record import Claim
-from dlo_operator.reconcile.trust import kept
 
 #: Refusals that are nobody's to correct: the namespace goes, or the operator's own token does.
 _PASSING = frozenset({"NamespaceTerminating", "Unauthorized"})
@@ -293,7 +292,7 @@ class Controller:
         labels = frozenset(label for claim in claims for label in claim.labels)
         # What pods use stays as it stands; how long, and checked since when, is said by whoever claims it now.
         claimed = frozenset(name for each in claims for name in each.claim.entry_ids)
-        rest = tuple(NodeClaim(each.claim.without(claimed)) for each in used)
+        rest = tuple(NodeClaim(each.claim.only(each.claim.entry_ids - claimed)) for each in used)
         return nodes.node_spec(
             (*claims, *rest), standing, shrink=shrink
         ), labels if shrink else labels | carried
@@ -306,7 +305,7 @@ class Controller:
         found = self._parts.gateway.list(POD, labels=OUR_LABELS, fields={"spec.nodeName": node}).items
         pods = (observe.read_pod(pod, None) for pod in found)
         return tuple(
-            NodeClaim(kept(pod.record.claim, standing))
+            NodeClaim(standing.only(pod.record.claim.entry_ids))
             for pod in pods
             if pod.record is not None and not pod.finished
         )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
+from dlo_api.eligibility import engines_that_fit
 from dlo_api.topology import world_size
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_kube.gateway import Object
@@ -22,7 +23,7 @@ from dlo_operator import observe
 from dlo_operator.heartbeats import Heartbeats
 from dlo_operator.mirror import Mirror, View
 from dlo_operator.reconcile.inputs import LEASE_LATE_SECONDS, CacheFacts, NodeFacts, Shortlist
-from dlo_operator.reconcile.scheduling import engines_that_fit, suits
+from dlo_operator.reconcile.scheduling import suits
 
 _T = TypeVar("_T", bound=BaseModel)
 #: Ways of placing pods for which the nodes that suit are remembered.

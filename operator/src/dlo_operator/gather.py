@@ -12,6 +12,7 @@ from typing import Protocol
 
 from dlo_api.names import OPERATOR_FIELD_MANAGER, label
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
+from dlo_api.wanted import id_of_source, secret_of
 from dlo_kube.errors import Denied
 from dlo_kube.gateway import Gateway, Object
 from dlo_kube.kinds import (
@@ -30,7 +31,6 @@ from dlo_operator import observe
 from dlo_operator.facts import Facts
 from dlo_operator.heartbeats import Heartbeats
 from dlo_operator.mirror import Mirror
-from dlo_operator.reconcile.entries import id_of_source, secret_of
 from dlo_operator.reconcile.inputs import (
     DeploymentInputs,
     EngineReport,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dlo_api.eligibility import engines_that_fit
 from dlo_api.v1alpha1 import NodeWeightCacheSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntryStatus, NodeWeightCacheStatus, RootStatus
-from dlo_operator.reconcile.entries import entries_for
+from dlo_api.wanted import entries_for
 from dlo_operator.reconcile.inputs import CacheFacts, NodeFacts, Taint
 from dlo_operator.reconcile.placement import Needs, Placed, choose
-from dlo_operator.reconcile.scheduling import engines_that_fit, matching
+from dlo_operator.reconcile.scheduling import matching
 from unit.api.manifests import deployment
 
 CPU: dict[str, Any] = {"spec.engine.device": "Cpu"}

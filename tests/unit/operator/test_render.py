@@ -11,11 +11,11 @@ from dlo_agent.gate import parse_wants
 from dlo_api.load import load_manifest
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_api.v1alpha1.node_weight_cache import ComponentFacts, NodeSource, Pin
+from dlo_api.wanted import entries_for, id_of_source
 from dlo_engine.__main__ import split_extra
 from dlo_engine.config import EngineConfig
 from dlo_engine.flags import add_flags, config_from, make_parser
 from dlo_operator.reconcile import workload
-from dlo_operator.reconcile.entries import entries_for, id_of_source
 from dlo_operator.reconcile.memory import pod_memory
 from dlo_operator.reconcile.pod import PREFERS
 from dlo_operator.reconcile.record import (

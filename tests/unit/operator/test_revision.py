@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dlo_api.identity import entry_id, source_id
-from dlo_operator.reconcile.entries import entries_for, id_of_source
+from dlo_api.wanted import entries_for, id_of_source
 from dlo_operator.reconcile.inputs import Images, PodFacts, WorkloadFacts
 from dlo_operator.reconcile.revision import revision_of, serving_revision
 from unit.api.manifests import deployment

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from dlo_api.eligibility import gpus
 from dlo_api.errors import Problem
 from dlo_api.meta import ObjectMeta
 from dlo_api.names import DIFFUSION_DEPLOYMENT, SECRET_READER_ROLE
@@ -12,12 +13,12 @@ from dlo_api.rules import violations
 from dlo_api.topology import world_size
 from dlo_api.unbuilt import Where, unbuilt
 from dlo_api.v1alpha1 import DiffusionDeployment
+from dlo_api.wanted import secret_of
 
-from dlo_operator.reconcile.entries import MOST_ENTRIES, secret_of
+from dlo_operator.reconcile.entries import MOST_ENTRIES
 from dlo_operator.reconcile.inputs import DeploymentInputs, NodeFacts
 from dlo_operator.reconcile.reports import REFUSED, spoken
 from dlo_operator.reconcile.revision import NO_REVISION
-from dlo_operator.reconcile.scheduling import gpus
 from dlo_operator.reconcile.view import Verdict, View
 from dlo_operator.reconcile.words import counted
 

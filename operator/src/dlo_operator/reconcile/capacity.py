@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dlo_api.eligibility import refusals
+from dlo_api.eligibility import gpus, refusals
 
 from dlo_operator.reconcile.placement import shortage
-from dlo_operator.reconcile.scheduling import gpus
 from dlo_operator.reconcile.view import Verdict, View
 from dlo_operator.reconcile.words import of_eligible
 

@@ -7,21 +7,9 @@ from typing import Final
 
 from dlo_api.topology import coordinate
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeEntryStatus
-from dlo_api.wanted import entries_for, id_of_source, secret_of
 
 from dlo_operator.reconcile.inputs import CacheFacts
 from dlo_operator.reconcile.record import WantedEntry
-
-__all__ = [
-    "MOST_ENTRIES",
-    "entries_for",
-    "holds_all",
-    "id_of_source",
-    "reported",
-    "secret_of",
-    "wanted_entries",
-    "without_layouts",
-]
 
 #: More entries of one deployment do not fit its status; a node's list holds 256.
 MOST_ENTRIES: Final = 64

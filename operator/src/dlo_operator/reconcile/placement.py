@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from dlo_api.eligibility import engines_that_fit
 from dlo_api.quantity import format_quantity
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeEntryStatus, NodeWeightCacheStatus
@@ -19,7 +20,6 @@ from dlo_api.v1alpha1.node_weight_cache import NodeEntry, NodeEntryStatus, NodeW
 from dlo_operator.reconcile import reports
 from dlo_operator.reconcile.entries import holds_all, reported
 from dlo_operator.reconcile.inputs import CacheFacts, NodeFacts
-from dlo_operator.reconcile.scheduling import engines_that_fit
 
 _STOPPED: Final = frozenset({"Failed", "Quarantined"})
 #: Rank of a node without a cache object: it comes after those that report, and before none.

@@ -12,18 +12,13 @@ from typing import Any, Final
 
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 from dlo_api.v1alpha1.node_weight_cache import NodeEntry, SourceStatus
+from dlo_api.wanted import entries_for, id_of_source
 
 from dlo_operator.reconcile import workload as children
 from dlo_operator.reconcile.acceptance import refused, refused_in_view
 from dlo_operator.reconcile.attractor import attracts
 from dlo_operator.reconcile.attractor import template as attractor_template
-from dlo_operator.reconcile.entries import (
-    entries_for,
-    id_of_source,
-    reported,
-    wanted_entries,
-    without_layouts,
-)
+from dlo_operator.reconcile.entries import reported, wanted_entries, without_layouts
 from dlo_operator.reconcile.inputs import DeploymentInputs, Object, PodFacts
 from dlo_operator.reconcile.memory import needs_of
 from dlo_operator.reconcile.placement import Placed, choose

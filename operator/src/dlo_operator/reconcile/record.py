@@ -32,9 +32,9 @@ class Claim:
         """Ids of the entries."""
         return frozenset(entry.id for entry in self.entries)
 
-    def without(self, ids: frozenset[str]) -> Claim:
-        """The rest of it when others claim these entries, with the sources that the rest needs."""
-        entries = tuple(entry for entry in self.entries if entry.id not in ids)
+    def only(self, ids: frozenset[str]) -> Claim:
+        """These of its entries, with the sources that they need."""
+        entries = tuple(entry for entry in self.entries if entry.id in ids)
         used = {entry.source_id for entry in entries}
         return Claim(tuple(source for source in self.sources if source.id in used), entries)
 

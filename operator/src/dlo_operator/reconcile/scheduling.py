@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dlo_api.eligibility import admits, engines_that_fit, gpus
+from dlo_api.eligibility import admits
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
 
 from dlo_operator.reconcile.inputs import NodeFacts
-
-__all__ = ["engines_that_fit", "gpus", "matching", "suits"]
 
 
 def matching(spec: DiffusionDeploymentSpec, nodes: Iterable[NodeFacts]) -> tuple[NodeFacts, ...]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from dlo_api.eligibility import engines_that_fit
 from dlo_api.v1alpha1 import DiffusionDeploymentSpec
+from dlo_api.wanted import entries_for, id_of_source
 
-from dlo_operator.reconcile.entries import entries_for, id_of_source
 from dlo_operator.reconcile.inputs import CacheFacts, DeploymentInputs, Shortlist
 from dlo_operator.reconcile.record import Record
-from dlo_operator.reconcile.scheduling import engines_that_fit, matching
+from dlo_operator.reconcile.scheduling import matching
 
 
 def interest(

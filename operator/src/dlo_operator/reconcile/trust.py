@@ -41,13 +41,6 @@ def trusted(inputs: DeploymentInputs) -> DeploymentInputs:
     )
 
 
-def kept(claim: Claim, standing: Claim) -> Claim:
-    """Of what a pod's record asks for, what the node holds already, as it holds it."""
-    entries = tuple(entry for entry in standing.entries if entry.id in claim.entry_ids)
-    used = {entry.source_id for entry in entries}
-    return Claim(tuple(source for source in standing.sources if source.id in used), entries)
-
-
 def root_known(record: Record, roots: frozenset[str]) -> bool:
     """Whether some node keeps its cache where the record says; also while no node has said anything."""
     return not roots or record.root in roots
