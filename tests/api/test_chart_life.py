@@ -26,6 +26,7 @@ from api.charted import (
 from dlo_kube.kinds import (
     DEPLOYMENT,
     DIFFUSION_DEPLOYMENT,
+    EVENT,
     LEASE,
     NODE,
     NODE_WEIGHT_CACHE,
@@ -68,6 +69,10 @@ def test_operator_lives_on_the_charts_rights(cluster: Cluster, agents: Agents, t
             "spec.placement.tolerations": [{"operator": "Exists"}],
         }
         cluster.admin.create(manifest(changes))
+    # One that is refused, since people are told of what fails by an Event.
+    refused = {"huggingFace": {"repo": "org/name", "endpoint": "unlisted"}}
+    meta = {"metadata.namespace": "lives", "metadata.name": "refused"}
+    cluster.admin.create(manifest({**meta, "spec.model.source": refused}))
     content = Content()
     simulated = [
         Agent(gateway, f"node-{number}", content, SYSTEM, root=ROOT)
@@ -107,6 +112,7 @@ def test_operator_lives_on_the_charts_rights(cluster: Cluster, agents: Agents, t
             *(DEPLOYMENT, SERVICE, POD_DISRUPTION_BUDGET, PERSISTENT_VOLUME, PERSISTENT_VOLUME_CLAIM),
         )
     } <= done
+    assert ("create", EVENT.plural) in done
     assert {call for call in calls if call[2] in (401, 403)} == set()
 
 
