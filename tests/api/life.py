@@ -7,7 +7,6 @@ kubelets, which only say that a pod is ready. The operator is not part of it: te
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from api.apiserver import ApiServer
+from api.processes import SYSTEM, start_operator, stop
 from dlo_kube.errors import KubeError
 from dlo_kube.gateway import Object
 from dlo_kube.kinds import (
@@ -32,7 +32,7 @@ from dlo_kube.kinds import (
 from unit.api.manifests import manifest
 from unit.operator.simulated import Agent, Content
 
-SYSTEM, TEAM = "dlo-system", "stage"
+TEAM = "stage"
 CONTROLLERS = ("deployment-controller", "replicaset-controller", "garbage-collector-controller")
 REPLICA_SET = Kind("apps/v1", "ReplicaSet", "replicasets", True)
 NODES = ("stage-node-1", "stage-node-2")
@@ -140,19 +140,8 @@ class Life:
     # -- judging ---------------------------------------------------------------------------------------------
 
     def ready(self, name: str = "digits") -> bool:
-        """Whether it is ready, at the newest generation, on every node that it wants; also in the small print, which
-        the operator writes a while later.
-        """
-        obj = self.gateway.get(DIFFUSION_DEPLOYMENT, name, TEAM) or {}
-        status = obj.get("status", {})
-        ready = any(
-            (c["type"], c["status"], c["observedGeneration"])
-            == ("Ready", "True", obj["metadata"]["generation"])
-            for c in status.get("conditions", [])
-        )
-        nodes = status.get("cache", {}).get("nodes", {})
-        engines = status.get("readyReplicas", 0) == obj["spec"]["replicas"] if obj else False
-        return ready and engines and nodes.get("ready") == nodes.get("desired")
+        """See `ready_everywhere`."""
+        return ready_everywhere(self.gateway.get(DIFFUSION_DEPLOYMENT, name, TEAM))
 
     def gone(self) -> bool:
         """Whether nothing of any deployment is left: no child, no entry."""
@@ -225,22 +214,9 @@ class Operator:
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
         """Starts one."""
-        flags = {
-            "--namespace": SYSTEM,
-            "--agent-namespace": SYSTEM,
-            "--engine-image": "engine:1",
-            "--agent-image": "agent:1",
-            "--identity": "operator-1",
-            "--resync-seconds": self.resync_seconds,
-            "--heartbeat-seconds": "1",
-            "--metrics-port": "0",
-            "--health-port": "0",
-            "--kubeconfig": str(self.kubeconfig),
-        }
-        words = [word for pair in flags.items() for word in pair]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "dlo_operator", *words, *more], stdout=log, stderr=log
+            self.process = start_operator(
+                self.kubeconfig, log, identity="operator-1", resync_seconds=self.resync_seconds, more=more
             )
         self.starts += 1
         return self.process
@@ -267,13 +243,23 @@ class Operator:
             yield
         finally:
             assert self.process is not None
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
-                self.process.wait()
-                raise
+            stop(self.process)
+
+
+def ready_everywhere(obj: Object | None) -> bool:
+    """Whether a DiffusionDeployment is ready, at the newest generation, on every node that it wants; also in the small
+    print, which the operator writes a while later.
+    """
+    if obj is None:
+        return False
+    status = obj.get("status", {})
+    ready = any(
+        (c["type"], c["status"], c["observedGeneration"]) == ("Ready", "True", obj["metadata"]["generation"])
+        for c in status.get("conditions", [])
+    )
+    nodes = status.get("cache", {}).get("nodes", {})
+    engines = status.get("readyReplicas", 0) == obj["spec"]["replicas"]
+    return ready and engines and nodes.get("ready") == nodes.get("desired")
 
 
 def wait(done: Callable[[], Any], what: str, seconds: float, pause: float = 0.1) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from api.apiserver import ApiServer
+from api.processes import SYSTEM, stop
 from dlo_api.identity import node_lease_name
 from dlo_api.names import OPERATOR_FIELD_MANAGER
 from dlo_cache.root import init_root
@@ -26,7 +27,6 @@ from dlo_kube.kinds import LEASE, NODE, NODE_WEIGHT_CACHE
 from dlo_operator import nodes
 from dlo_operator.reconcile.record import Claim
 
-SYSTEM = "dlo-system"
 _SET_SECUREBITS, _NO_ROOT_LOCKED = 28, 0b11
 
 
@@ -102,13 +102,7 @@ class NodeAgent:
             yield
         finally:
             assert self.process is not None
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise
+            stop(self.process)
 
     def kill(self) -> None:
         """SIGKILL, and gone."""

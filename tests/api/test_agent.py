@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from api.apiserver import ApiServer
 from api.life import differences
-from api.node_agent import SYSTEM, NodeAgent, powers
+from api.node_agent import NodeAgent, powers
+from api.processes import SYSTEM
 from dlo_api.identity import source_id
 from dlo_api.v1alpha1.source import DirectorySource, Source
 from dlo_cache.entry import open_entry

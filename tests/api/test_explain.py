@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from api.test_operator import CONTROLLERS, Stage, stage
+from api.life import CONTROLLERS
+from api.test_operator import Stage, stage
 from dlo_api.names import GROUP
 from unit.api.manifests import manifest
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.test_operator import CONTROLLERS, Stage, stage
+from api.life import CONTROLLERS
+from api.test_operator import Stage, stage
 from dlo_kube.gateway import Object
 from dlo_kube.kinds import (
     DEPLOYMENT,

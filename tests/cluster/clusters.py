@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from cluster import images
-from cluster.machine import HERE, Machine, command, kind, say
+from cluster.machine import Machine, command, kind, say
 from clusterbin import binary
 
 NAME = "dlo-test"
-_AUDIT = "/var/log/kubernetes/audit.log"
+_CONFIG = """\
+kind: Cluster
+apiVersion: kind.x-k8s.io/v1alpha4
+nodes: [{role: control-plane}, {role: worker}]
+"""
 
 
 @dataclass
@@ -33,26 +37,20 @@ class Cluster:
     machine: Machine | None = None
     name: str = ""
 
+    def words(self, program: str, *arguments: str) -> list[str]:
+        """The command line of `kubectl` or `helm` for this cluster."""
+        return [str(binary(program)), "--kubeconfig", str(self.kubeconfig), *arguments]
+
     def kubectl(self, *arguments: str, text: str | None = None, check: bool = True) -> str:
         """What `kubectl` prints; raises RuntimeError with its words when it fails."""
-        return command(
-            [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments], text=text, check=check
-        )
+        return command(self.words("kubectl", *arguments), text=text, check=check)
 
     def refused(self, *arguments: str, text: str | None = None) -> str:
         """The words with which `kubectl` fails; the test fails when it does not."""
-        done = subprocess.run(
-            [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig), *arguments],
-            input=text,
-            capture_output=True,
-            text=True,
-        )
+        words = self.words("kubectl", *arguments)
+        done = subprocess.run(words, input=text, capture_output=True, text=True)
         assert done.returncode != 0, done.stdout
         return done.stderr
-
-    def helm(self, *arguments: str) -> str:
-        """What `helm` prints; raises RuntimeError with its words when it fails."""
-        return command([str(binary("helm")), "--kubeconfig", str(self.kubeconfig), *arguments])
 
     def get(self, kind: str, name: str = "", namespace: str = "", **labels: str) -> Any:
         """An object, or the list of items; None when it is not there."""
@@ -81,13 +79,6 @@ class Cluster:
             )
         ]
 
-    def writes(self) -> list[dict[str, Any]]:
-        """Every write so far, from the API server's audit log. Only for a cluster of ours."""
-        assert self.machine is not None
-        node = f"{self.name}-control-plane"
-        printed = self.machine.run([self.machine.engine, "exec", node, "cat", _AUDIT])
-        return [json.loads(line) for line in printed.splitlines()]
-
 
 def create(machine: Machine, folder: Path, *, name: str = NAME) -> Cluster:
     """A cluster of two nodes with the product's images, the engine's on the worker alone. Raises RuntimeError."""
@@ -99,7 +90,7 @@ def create(machine: Machine, folder: Path, *, name: str = NAME) -> Cluster:
         say(f"creating the kind cluster {name}")
         image = ["--image", machine.node_image] if machine.node_image else []
         where = ["--name", name, "--kubeconfig", str(kubeconfig)]
-        kind(machine, "create", "cluster", *where, *image, "--config", "-", "--wait", "180s", text=_config())
+        kind(machine, "create", "cluster", *where, *image, "--config", "-", "--wait", "180s", text=_CONFIG)
     cluster.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=120s")
     cluster.kubectl("-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
     nodes = cluster.nodes()
@@ -121,46 +112,3 @@ def until(what: str, done: Callable[[], Any], seconds: float, state: Callable[[]
         assert time.monotonic() < end, f"not {what} in {seconds:.0f} s: {state()}"
         time.sleep(0.5)
     return found
-
-
-def _config() -> str:
-    """Kind's configuration: two nodes, and every write in an audit log."""
-    policy = "/etc/kubernetes/audit/audit.yaml"
-    audit = {"audit-policy-file": policy, "audit-log-path": _AUDIT, "audit-log-mode": "blocking"}
-    mounts: Sequence[dict[str, Any]] = [
-        {
-            "name": "audit-policy",
-            "hostPath": policy,
-            "mountPath": policy,
-            "readOnly": True,
-            "pathType": "File",
-        },
-        {
-            "name": "audit-log",
-            "hostPath": str(Path(_AUDIT).parent),
-            "mountPath": str(Path(_AUDIT).parent),
-            "readOnly": False,
-            "pathType": "DirectoryOrCreate",
-        },
-    ]
-    patch = {"kind": "ClusterConfiguration", "apiServer": {"extraArgs": audit, "extraVolumes": mounts}}
-    return yaml.safe_dump(
-        {
-            "kind": "Cluster",
-            "apiVersion": "kind.x-k8s.io/v1alpha4",
-            "nodes": [
-                {
-                    "role": "control-plane",
-                    "kubeadmConfigPatches": [yaml.safe_dump(patch)],
-                    "extraMounts": [
-                        {
-                            "hostPath": str(HERE / "kind" / "audit.yaml"),
-                            "containerPath": policy,
-                            "readOnly": True,
-                        }
-                    ],
-                },
-                {"role": "worker"},
-            ],
-        }
-    )

@@ -18,7 +18,7 @@ from cluster import clusters, images
 from cluster.__main__ import ready
 from cluster.clusters import Cluster
 from cluster.machine import find, say
-from cluster.nodeshell import NodeShell, tools_image
+from cluster.nodeshell import NodeShell
 from cluster.product import Deployed, Release, example
 from cluster.standins import ENDPOINTS, StandIns
 
@@ -60,7 +60,7 @@ def registry() -> str:
 @pytest.fixture(scope="session")
 def shells(cluster: Cluster, registry: str) -> dict[str, NodeShell]:
     """Hands on every node, by its name."""
-    return {node: NodeShell(cluster, node, tools_image(registry)) for node in cluster.nodes()}
+    return {node: NodeShell(cluster, node, images.name_of("agent", registry)) for node in cluster.nodes()}
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +76,7 @@ def release(cluster: Cluster, registry: str, shells: dict[str, NodeShell]) -> Re
 @pytest.fixture(scope="session")
 def stores(cluster: Cluster, registry: str, shells: dict[str, NodeShell], worker: str) -> StandIns:
     """A hub and an S3 store in the cluster."""
-    return StandIns(cluster, shells[worker], tools_image(registry))
+    return StandIns(cluster, shells[worker], images.name_of("agent", registry))
 
 
 @pytest.fixture(scope="session")

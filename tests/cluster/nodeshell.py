@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster import images
 from cluster.clusters import Cluster
 
 NAMESPACE = "dlo-test-tools"
@@ -28,11 +27,6 @@ class NodeShell:
         return self._cluster.kubectl(
             *("exec", "-i", "-n", NAMESPACE, self._pod, "--", "python", "-", *arguments), text=program
         )
-
-
-def tools_image(registry: str) -> str:
-    """The image of the pod: the agent's."""
-    return images.name_of("agent", registry)
 
 
 def _namespace() -> dict[str, Any]:

@@ -17,9 +17,8 @@ from typing import Any
 import openai
 import yaml
 from cluster.clusters import Cluster, until
-from cluster.machine import ROOT
+from cluster.machine import ROOT, command
 from cluster.nodeshell import NodeShell
-from clusterbin import binary
 
 CHART = ROOT / "charts" / "dlo-operator"
 EXAMPLE = ROOT / "examples" / "digits-cluster.yaml"
@@ -59,11 +58,18 @@ class Release:
         ]
 
     def _helm(self, *arguments: str) -> str:
-        words = [str(binary("helm")), "--kubeconfig", str(self.cluster.kubeconfig), *arguments]
         given = yaml.safe_dump({"image": {"registry": self.registry}, **self.values})
-        done = subprocess.run(words, input=given, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return command(self.cluster.words("helm", *arguments), text=given)
+
+    def pods(self, component: str) -> list[dict[str, Any]]:
+        """The pods of `operator` or `agent`."""
+        return self.objects("pods", component)
+
+    def objects(self, kind: str, component: str) -> list[dict[str, Any]]:
+        """Objects of one of the two in the release's namespace."""
+        label = {"app.kubernetes.io/component": component}
+        found: list[dict[str, Any]] = self.cluster.get(kind, namespace=self.namespace, **label)
+        return found
 
 
 class Deployed:
@@ -158,8 +164,7 @@ def entries_on(shell: NodeShell) -> set[str]:
 @contextmanager
 def forwarded(cluster: Cluster, namespace: str, target: str, port: int) -> Iterator[str]:
     """The local address of a Service or pod of the cluster."""
-    words = [str(binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig)]
-    words += ["port-forward", "-n", namespace, target, f":{port}"]
+    words = cluster.words("kubectl", "port-forward", "-n", namespace, target, f":{port}")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         assert running.stdout is not None
         try:

@@ -42,8 +42,7 @@ def permitted(cluster: Cluster, release: Release, namespace: str) -> Callable[[]
     """Lets the operator read the namespace's Secrets, as the chart's notes say."""
 
     def bind() -> None:
-        pods = cluster.get("pods", namespace=release.namespace, **{"app.kubernetes.io/component": "operator"})
-        account = pods[0]["spec"]["serviceAccountName"]
+        account = release.pods("operator")[0]["spec"]["serviceAccountName"]
         cluster.kubectl(
             *("-n", namespace, "create", "rolebinding", "dlo-secret-reader"),
             *("--clusterrole=dlo-secret-reader", f"--serviceaccount={release.namespace}:{account}"),
@@ -241,24 +240,13 @@ def test_no_eligible_node_until_one_is_labelled(cluster: Cluster, deploy: Deploy
 @pytest.fixture
 def no_operator(cluster: Cluster, release: Release) -> Iterator[Callable[[], None]]:
     """The operator is away until it is called back."""
-    pods = cluster.get(
-        "deployments", namespace=release.namespace, **{"app.kubernetes.io/component": "operator"}
-    )
-    name = pods[0]["metadata"]["name"]
+    name = release.objects("deployments", "operator")[0]["metadata"]["name"]
 
     def scale(replicas: int) -> None:
         cluster.kubectl("-n", release.namespace, "scale", "deployment", name, f"--replicas={replicas}")
 
     scale(0)
-    until(
-        "away",
-        lambda: (
-            not cluster.get(
-                "pods", namespace=release.namespace, **{"app.kubernetes.io/component": "operator"}
-            )
-        ),
-        60,
-    )
+    until("away", lambda: not release.pods("operator"), 60)
     yield lambda: scale(1)
     scale(1)
 
@@ -287,8 +275,7 @@ def test_an_agent_deleted_in_mid_build_leaves_nothing_torn(
     try:
         digits = deploy(replicas=1, model=hub())
         until("under way", lambda: _under_way(cluster, worker), 90, digits.story)
-        agents = cluster.get("pods", namespace=release.namespace, **{"app.kubernetes.io/component": "agent"})
-        name = next(p["metadata"]["name"] for p in agents if p["spec"]["nodeName"] == worker)
+        name = next(p["metadata"]["name"] for p in release.pods("agent") if p["spec"]["nodeName"] == worker)
         cluster.kubectl("-n", release.namespace, "delete", "pod", name, "--grace-period=0", "--force")
     finally:
         stores.fault("hub")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cluster.clusters import Cluster, until
-from cluster.nodeshell import tools_image
+from cluster.images import name_of
 from cluster.product import CACHE, Deployed, Release
 
 #: Ways to write below a folder; each prints its name when it was refused, and ends the program when it was not.
@@ -78,8 +78,7 @@ def test_an_agents_token_writes_its_own_node_and_no_other(
     cluster: Cluster, release: Release, worker: str
 ) -> None:
     """With the token that is mounted in the running agent, not one made for the test."""
-    pods = cluster.get("pods", namespace=release.namespace, **{"app.kubernetes.io/component": "agent"})
-    pod = next(p["metadata"]["name"] for p in pods if p["spec"]["nodeName"] == worker)
+    pod = next(p["metadata"]["name"] for p in release.pods("agent") if p["spec"]["nodeName"] == worker)
     other = next(node for node in cluster.nodes() if node != worker)
     told = json.loads(
         cluster.kubectl(
@@ -148,7 +147,7 @@ def test_a_restricted_namespace_takes_engines_with_a_volume_and_says_so(
     assert json.loads(_in_engine(digits, _WRITES, CACHE))["done"] == []
     claim = next(iter(cluster.get("pvc", namespace=namespace)))["metadata"]["name"]
     # Another pod of the namespace, under the agent's own uid: without readOnly it is refused, with it it reads.
-    tenant = _tenant(namespace, claim, tools_image(registry), worker)
+    tenant = _tenant(namespace, claim, name_of("agent", registry), worker)
     assert "readOnly true" in cluster.refused("apply", "-f", "-", text=json.dumps(tenant))
     tenant["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] = True
     cluster.apply(tenant)
@@ -202,8 +201,7 @@ def _tenant(namespace: str, claim: str, image: str, node: str) -> dict[str, Any]
 def test_the_operators_account_reads_no_secret_outside_the_agents_namespace(
     cluster: Cluster, release: Release
 ) -> None:
-    pods = cluster.get("pods", namespace=release.namespace, **{"app.kubernetes.io/component": "operator"})
-    account = pods[0]["spec"]["serviceAccountName"]
+    account = release.pods("operator")[0]["spec"]["serviceAccountName"]
     who = f"--as=system:serviceaccount:{release.namespace}:{account}"
     for verb in ("get", "list", "watch", "create", "delete"):
         for where in ("kube-system", "default"):

@@ -7,13 +7,10 @@ repository.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fakes.serving import Fault, Handler, Log, Stored, serving
+from fakes.serving import Fault, Handler, Log, Stored, parser_of, serve_until_told, serving
 
 LFS = (".safetensors", ".bin", ".model")
 
@@ -229,28 +226,20 @@ def running_hub(*, host: str = "127.0.0.1", port: int = 0, cdn_port: int = 0) ->
 
 def main() -> None:
     """Serves one repository until it is told to end; prints its address."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--host", default="0.0.0.0")  # noqa: S104 - pods of a cluster beside it ask
-    parser.add_argument("--port", type=int, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--cdn-port", type=int, default=0, help="default: the next port")
     parser.add_argument("--repo", default="dlo/digits")
     parser.add_argument("--token", default="", help="needed for a gated or private repository")
     parser.add_argument("--gated", action="store_true")
     parser.add_argument("--private", action="store_true")
     given = parser.parse_args()
-    end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: end.set())
     cdn_port = given.cdn_port or given.port + 1
     with running_hub(host=given.host, port=given.port, cdn_port=cdn_port) as hub:
         commit = hub.push(given.repo, given.folder)
         hub.token = given.token
         hub.repositories[given.repo].gated = given.gated
         hub.repositories[given.repo].private = given.private
-        sys.stdout.write(f"{given.repo}@{commit} at {hub.url}, large files at port {cdn_port}\n")
-        sys.stdout.flush()
-        end.wait()
+        serve_until_told(f"{given.repo}@{commit} at {hub.url}, large files at port {cdn_port}")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,10 @@ again. ``python tests/fakes/s3.py --folder DIR --port N`` serves one bucket.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import re
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +20,7 @@ from xml.sax.saxutils import escape
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fakes.serving import Fault, Handler, Log, Stored, serving
+from fakes.serving import Fault, Handler, Log, Stored, parser_of, serve_until_told, serving
 
 _SIGNED = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/]+)/\d{8}/[^/]+/s3/aws4_request, ?SignedHeaders=[^,]+, ?Signature=[0-9a-f]{64}"
@@ -154,25 +151,17 @@ def running_s3(*, host: str = "127.0.0.1", port: int = 0) -> Iterator[S3]:
 
 def main() -> None:
     """Serves one bucket until it is told to end; prints its address."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--host", default="0.0.0.0")  # noqa: S104 - pods of a cluster beside it ask
-    parser.add_argument("--port", type=int, required=True)
+    parser = parser_of(__doc__)
     parser.add_argument("--bucket", default="models")
     parser.add_argument("--prefix", default="digits")
     parser.add_argument("--access-key-id", default="", help="without one the bucket is public")
     parser.add_argument("--sha256", action="store_true", help="objects state their SHA-256")
     given = parser.parse_args()
-    end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: end.set())
     with running_s3(host=given.host, port=given.port) as s3:
         s3.put(given.bucket, given.prefix, given.folder, sha256=given.sha256)
         s3.buckets[given.bucket].public = not given.access_key_id
         s3.key_ids.add(given.access_key_id)
-        sys.stdout.write(f"s3://{given.bucket}/{given.prefix} at {s3.url}\n")
-        sys.stdout.flush()
-        end.wait()
+        serve_until_told(f"s3://{given.bucket}/{given.prefix} at {s3.url}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 import shutil
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +19,25 @@ from typing import Any
 
 CHUNK = 1 << 18
 KINDS = ("unavailable", "slow", "truncated", "damaged", "busy")
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The command line that stand-ins have in common: what is served, and where."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--host", default="0.0.0.0")  # noqa: S104 - pods of a cluster beside it ask
+    parser.add_argument("--port", type=int, required=True)
+    return parser
+
+
+def serve_until_told(line: str) -> None:
+    """Says where it serves, and waits for SIGTERM or Ctrl-C."""
+    end = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: end.set())
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+    end.wait()
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dlo_operator.mirror import kinds
 from unit.chart.rendering import Object, containers, of_kind, one, pods, render, rendered
+from unit.operator.pod_security import RESTRICTED_VOLUMES
 
 NAMES = ("default", "minimal", "monitoring", "production")
 #: For the one container that gives a folder of root's to the agent's user.
@@ -46,15 +47,7 @@ def test_pods_have_no_rights_on_their_node(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_pods_meet_restricted_but_for_the_agents_disk(name: str) -> None:
     """H17: only the agents need a privileged namespace, and only for hostPath and the making of its folder."""
-    allowed = {
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-    }
+    allowed = RESTRICTED_VOLUMES - {"secret"}
     for where, pod in pods(rendered(name)):
         kinds = {kind for volume in pod.get("volumes", ()) for kind in volume if kind != "name"}
         assert kinds <= allowed | ({"hostPath"} if where.startswith("DaemonSet/") else {"secret"}), where

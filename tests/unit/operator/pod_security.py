@@ -11,7 +11,8 @@ _BASELINE_CAPABILITIES = frozenset(
         *("SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
     }
 )
-_RESTRICTED_VOLUMES = frozenset(
+#: Kinds of volumes that `restricted` allows.
+RESTRICTED_VOLUMES = frozenset(
     {
         "configMap",
         "csi",
@@ -91,7 +92,7 @@ def _names_a_host(container: dict[str, Any], probe: str) -> bool:
 
 def _restricted(pod: dict[str, Any]) -> Iterator[str]:
     for volume in pod.get("volumes", ()):
-        if set(volume) - {"name"} - _RESTRICTED_VOLUMES:
+        if set(volume) - {"name"} - RESTRICTED_VOLUMES:
             yield f"volume {volume['name']}"
     whole = pod.get("securityContext", {})
     for container in _containers(pod):
